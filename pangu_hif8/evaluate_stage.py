@@ -1,0 +1,93 @@
+"""Evaluate one run as it was trained: its weights, its quantizers with their scales frozen."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pangu_hif8.errors import UserError
+from pangu_hif8.evaluate import Evaluation, evaluate_model
+from pangu_hif8.experiments import RunConfig
+from pangu_hif8.files import atomic_path, write_json
+from pangu_hif8.freshness import source_digest
+from pangu_hif8.linear import prepare_qat
+from pangu_hif8.models import load_base
+from pangu_hif8.prepare import Prepared
+from pangu_hif8.train_stage import make_deterministic, peak_rss_mb
+
+OUTPUTS = ("eval.json", "items.csv", "heldout.csv", "eval_timing.json")
+
+
+def load_trained(config: RunConfig, prepared: Prepared, directory: Path) -> tuple[nn.Module, Any]:
+    """The run's model ready to evaluate (E0: the base model), and the tokenizer.
+
+    Raises UserError when a tensor is missing, unexpected or of another shape, or a file is damaged.
+    """
+    model, tokenizer = load_base(prepared.model_dir)
+    if config.lr is not None:
+        _load_weights(model, _read(directory / "checkpoint" / "model.safetensors"))
+    if config.quantization is not None:
+        blocks = (config.model.num_first_hp_blocks, config.model.num_last_hp_blocks)
+        state = prepare_qat(model, config.quantization, *blocks)
+        state.load_state_dict(_read(directory / "checkpoint" / "scaling.safetensors"))
+        state.set_mode("frozen")
+    return model.eval(), tokenizer
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} can't be read ({error}); delete it and run the experiment again") from error
+
+
+def _load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    odd = sorted(parameters.keys() ^ weights.keys())
+    if odd:
+        raise UserError(f"checkpoint and model differ in {len(odd)} tensors, first {odd[0]}")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if parameter.shape != weights[name].shape:
+                raise UserError(f"checkpoint tensor {name} has shape {tuple(weights[name].shape)}")
+            parameter.copy_(weights[name])
+
+
+def evaluate_run(config: RunConfig, prepared: Prepared, directory: Path) -> list[Path]:
+    """Score the run and write eval.json, items.csv, heldout.csv, eval_timing.json; returns their paths."""
+    started = time.perf_counter()
+    make_deterministic(config.seed, config.train.num_threads)
+    model, tokenizer = load_trained(config, prepared, directory)
+    result = evaluate_model(model, tokenizer, config.evaluation, prepared)
+    _write_frame(directory / "items.csv", result.items)
+    _write_frame(directory / "heldout.csv", result.heldout)
+    write_json(directory / "eval_timing.json", _timing(result, time.perf_counter() - started))
+    write_json(directory / "eval.json", _summary(config, result))
+    return [directory / name for name in OUTPUTS]
+
+
+def _write_frame(path: Path, frame: Any) -> None:
+    with atomic_path(path) as temporary:
+        frame.to_csv(temporary, index=False, lineterminator="\n")
+
+
+def _timing(result: Evaluation, seconds: float) -> dict[str, Any]:
+    return {"eval_seconds": round(seconds, 2), "peak_rss_mb": peak_rss_mb(), "task_seconds": result.seconds}
+
+
+def _summary(config: RunConfig, result: Evaluation) -> dict[str, Any]:
+    return result.summary | {
+        "experiment": config.experiment,
+        "seed": config.seed,
+        "profile": config.profile,
+        "train_hash": config.train_hash(),
+        "eval_hash": config.eval_hash(),
+        "eval_code": source_digest("evaluate_stage"),
+        "quantized": config.quantization is not None,
+    }

@@ -1,0 +1,107 @@
+"""One run: validate, prepare, train if stale, evaluate if stale. What notebooks and the CLI call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pangu_hif8.experiments import RunConfig, resolve
+from pangu_hif8.files import digest
+from pangu_hif8.freshness import exclusive, output_digest, source_digest, stale_reason, write_stamp
+from pangu_hif8.paths import run_dir
+from pangu_hif8.prepare import Prepared, prepare
+
+TRAIN_LIBRARIES = ("torch", "transformers", "accelerate", "numpy")
+EVAL_LIBRARIES = (*TRAIN_LIBRARIES, "lm_eval", "datasets")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run and where its files lie."""
+
+    config: RunConfig
+    directory: Path
+
+
+def directory_of(config: RunConfig) -> Path:
+    """The directory that a run owns."""
+    return run_dir(config.profile, config.run_name, config.seed)
+
+
+def train_inputs(config: RunConfig, prepared: Prepared) -> dict[str, str]:
+    """What decides a training run's numbers."""
+    return {
+        "training settings": config.train_hash(),
+        "training code": source_digest("train_stage"),
+        "base model": prepared.digests["model"],
+        "token shards": prepared.digests["shards"],
+        "library versions": digest([version(name) for name in TRAIN_LIBRARIES]),
+    }
+
+
+def evaluate_inputs(config: RunConfig, prepared: Prepared, directory: Path) -> dict[str, str]:
+    """What decides an evaluation's numbers; the trained files are among them."""
+    return {
+        "evaluation settings": config.eval_hash(),
+        "evaluation code": source_digest("evaluate_stage"),
+        "benchmark items": prepared.digests["benchmarks"],
+        "held-out text": prepared.digests["shards"],
+        "trained model": output_digest(directory / "train.stamp"),
+        "library versions": digest([version(name) for name in EVAL_LIBRARIES]),
+    }
+
+
+def stale_stages(config: RunConfig, prepared: Prepared) -> dict[str, str]:
+    """Stage to reason, for the stages that have to run; empty when all is up to date. Loads no torch."""
+    directory = directory_of(config)
+    reason = stale_reason(directory / "train.stamp", train_inputs(config, prepared))
+    if reason:
+        return {"train": reason, "evaluate": "training comes first"}
+    reason = stale_reason(directory / "evaluate.stamp", evaluate_inputs(config, prepared, directory))
+    return {"evaluate": reason} if reason else {}
+
+
+def run_experiment(experiment: str, *, profile: str, seed: int = 0, **overrides: Any) -> Run:
+    """Train and evaluate one experiment, doing only what is not up to date.
+
+    `overrides` are the fields of `experiments.Overrides`; None means as the paper and the profile say.
+    Raises UserError for anything that the user can mend. Files: see `train_stage`, `evaluate_stage`.
+    """
+    config = resolve(experiment, profile, seed, **overrides)
+    prepared = prepare(profile)
+    directory = directory_of(config)
+    with exclusive(directory, f"{config.run_name} seed {seed}"):
+        stale = stale_stages(config, prepared)
+        if not stale:
+            print(f"{config.run_name} seed {seed}: training and evaluation are up to date", flush=True)
+        elif "train" in stale:
+            _preflight(config, prepared)
+            _train(config, prepared, directory)
+        if stale:
+            _evaluate(config, prepared, directory)
+    return Run(config, directory)
+
+
+def _preflight(config: RunConfig, prepared: Prepared) -> None:
+    """Load every benchmark before an hour is spent on training."""
+    from pangu_hif8.evaluate import check_tasks
+
+    check_tasks(config.evaluation, prepared)
+
+
+def _train(config: RunConfig, prepared: Prepared, directory: Path) -> None:
+    from pangu_hif8.train_stage import train_run
+
+    (directory / "train.stamp").unlink(missing_ok=True)
+    write_stamp(
+        directory / "train.stamp", train_inputs(config, prepared), train_run(config, prepared, directory)
+    )
+
+
+def _evaluate(config: RunConfig, prepared: Prepared, directory: Path) -> None:
+    from pangu_hif8.evaluate_stage import evaluate_run
+
+    outputs = evaluate_run(config, prepared, directory)
+    write_stamp(directory / "evaluate.stamp", evaluate_inputs(config, prepared, directory), outputs)
