@@ -18,7 +18,7 @@ from pangu_hif8.files import atomic_path, write_json
 from pangu_hif8.freshness import source_digest
 from pangu_hif8.linear import prepare_qat
 from pangu_hif8.models import load_base
-from pangu_hif8.prepare import Prepared
+from pangu_hif8.prepared import Prepared
 from pangu_hif8.train_stage import make_deterministic, peak_rss_mb
 
 OUTPUTS = ("eval.json", "items.csv", "heldout.csv", "eval_timing.json")

@@ -161,7 +161,7 @@ def resolve(experiment: str, profile: str, seed: int = 0, **overrides: Any) -> R
     changes = validated(Overrides, overrides, f"parameters of {experiment}")
     _reject_unused(row, changes)
     train = _train_config(settings, changes)
-    values = dict(
+    return RunConfig(
         profile=profile,
         experiment=experiment,
         seed=seed,
@@ -171,8 +171,8 @@ def resolve(experiment: str, profile: str, seed: int = 0, **overrides: Any) -> R
         evaluation=settings.evaluation,
         lr=None if row.lr is None else (changes.lr or float(f"{row.lr * train.lr_scale:.12g}")),
         quantization=_quant_config(row, train, changes),
+        custom=any(value is not None for value in overrides.values()),
     )
-    return RunConfig(**values, custom=any(value is not None for value in overrides.values()))
 
 
 def _reject_unused(row: Experiment, changes: Overrides) -> None:

@@ -11,7 +11,8 @@ from pangu_hif8.experiments import RunConfig, resolve
 from pangu_hif8.files import digest
 from pangu_hif8.freshness import exclusive, output_digest, source_digest, stale_reason, write_stamp
 from pangu_hif8.paths import run_dir
-from pangu_hif8.prepare import Prepared, prepare
+from pangu_hif8.prepare import prepare
+from pangu_hif8.prepared import Prepared
 
 TRAIN_LIBRARIES = ("torch", "transformers", "accelerate", "numpy")
 EVAL_LIBRARIES = (*TRAIN_LIBRARIES, "lm_eval", "datasets")

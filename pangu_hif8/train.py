@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 
 from pangu_hif8.config import OptimizerConfig
 from pangu_hif8.errors import UserError
-from pangu_hif8.scaling import ScalingState, StepScaling
+from pangu_hif8.scaling import Mode, ScalingState, StepScaling
 
 BatchForStep = Callable[[int], Tensor]
 
@@ -128,7 +128,7 @@ class _Loop:
 
     def _switch(self, step: int) -> None:
         if self.scaling:
-            mode = "calibrate" if step <= self.scaling.config.bf16_warmup_steps else "quantize"
+            mode: Mode = "calibrate" if step <= self.scaling.config.bf16_warmup_steps else "quantize"
             if self.scaling.mode != mode:
                 self.scaling.set_mode(mode)
 

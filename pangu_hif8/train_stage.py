@@ -27,7 +27,7 @@ from pangu_hif8.files import atomic_path, write_json, write_text
 from pangu_hif8.freshness import source_digest
 from pangu_hif8.linear import converted_linears, prepare_qat
 from pangu_hif8.models import load_base
-from pangu_hif8.prepare import Prepared
+from pangu_hif8.prepared import Prepared
 from pangu_hif8.scaling import ScalingState
 from pangu_hif8.train import BatchForStep, StepRecord, fit
 

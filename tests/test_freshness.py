@@ -94,19 +94,22 @@ def test_train_code_covers_the_numerics_and_not_the_report():
 
 
 def test_a_locked_directory_is_waited_for_then_refused(tmp_path):
-    with freshness.exclusive(tmp_path, "E5"):
-        with pytest.raises(UserError, match="E5 is being made by another process"):
-            with freshness.exclusive(tmp_path, "E5", timeout_s=0.1):
-                pass
+    second = freshness.exclusive(tmp_path, "E5", timeout_s=0.1)
+    message = "E5 is being made by another process"
+    with freshness.exclusive(tmp_path, "E5"), pytest.raises(UserError, match=message):
+        second.__enter__()
+
+
+def _fail_half_way(path):
+    path.write_text("half")
+    raise RuntimeError
 
 
 def test_atomic_path_leaves_nothing_behind_on_failure(tmp_path):
     final = tmp_path / "deep" / "file.json"
     write_json(final, {"a": 1})
-    with pytest.raises(RuntimeError):
-        with atomic_path(final) as temporary:
-            temporary.write_text("half")
-            raise RuntimeError
+    with pytest.raises(RuntimeError), atomic_path(final) as temporary:
+        _fail_half_way(temporary)
     assert read_json(final) == {"a": 1}
     assert [p.name for p in final.parent.iterdir()] == ["file.json"]
 
@@ -119,6 +122,6 @@ def test_unwritable_and_damaged_files_are_user_errors(tmp_path):
         read_json(tmp_path / "file")
     with pytest.raises(UserError, match="missing"):
         read_json(tmp_path / "nothing.json")
+    locked = freshness.exclusive(tmp_path / "file" / "dir", "x")
     with pytest.raises(UserError, match="cannot write"):
-        with freshness.exclusive(tmp_path / "file" / "dir", "x"):
-            pass
+        locked.__enter__()

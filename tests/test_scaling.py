@@ -152,7 +152,9 @@ print(state.history[0].tolist(), state.num_skipped.tolist())
 
 def test_two_ranks_store_the_larger_and_agree_on_a_nan(tmp_path):
     ranks = [
-        subprocess.Popen([sys.executable, "-c", RANKS, str(r), str(tmp_path / "meet")], stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", RANKS, str(r), str(tmp_path / "meet")], stdout=subprocess.PIPE
+        )
         for r in (0, 1)
     ]
     outputs = [rank.communicate(timeout=120)[0].decode().strip() for rank in ranks]

@@ -1,0 +1,124 @@
+"""lm-eval's model wrapper, with an item's common prompt computed once instead of once a choice.
+
+A four-choice item asks for four likelihoods that share a prompt. lm-eval's HFLM runs prompt and choice
+anew for each, and a softmax over the whole vocabulary at every position. Here the prompt and all choices
+are laid out in one row; a mask lets a choice see the prompt and itself, and positions restart at the
+prompt's end, so every token sees exactly what it saw before. Logits are taken at the choices' positions
+only. Same numbers up to float32 rounding (a test compares them), in a third to half of the time on a CPU.
+Tasks, prompts, tokenization and metrics stay lm-eval's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm.auto import tqdm
+
+Request = tuple[tuple[str, str], list[int], list[int]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt and its choices, as [prompt, choice 1 without its last token, choice 2 ..., ...]."""
+
+    prompt: list[int]
+    requests: list[int]  # positions in the list of all requests
+    choices: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.prompt) + sum(len(choice) - 1 for choice in self.choices)
+
+
+class SharedPrefixLM(HFLM):  # type: ignore[misc]
+    """HFLM for decoders with full causal attention (Llama and its kin). `batch_size` counts items."""
+
+    def _loglikelihood_tokens(
+        self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:
+        rows = sorted(group_by_prompt(requests, self.max_length), key=len, reverse=True)
+        answers: list[tuple[float, bool] | None] = [None] * len(requests)
+        size = override_bs or int(self.batch_size)
+        for start in tqdm(range(0, len(rows), size), desc="scoring", unit="batch", disable=disable_tqdm):
+            for index, answer in self._score(rows[start : start + size]):
+                answers[index] = answer
+        return [answer for answer in answers if answer is not None]
+
+    def _score(self, rows: list[Row]) -> Iterator[tuple[int, tuple[float, bool]]]:
+        """Log-likelihood (nats) of every choice in `rows`, and whether it is the greedy continuation."""
+        tokens, positions, mask = lay_out(rows)
+        with torch.no_grad():
+            decoder = self.model.get_decoder()
+            hidden = decoder(
+                input_ids=tokens.to(self.device),
+                position_ids=positions.to(self.device),
+                attention_mask=mask.to(self.device),
+                use_cache=False,
+            ).last_hidden_state
+            for number, row in enumerate(rows):
+                yield from self._score_row(hidden[number], row)
+
+    def _score_row(self, hidden: Tensor, row: Row) -> Iterator[tuple[int, tuple[float, bool]]]:
+        places = [place for choice in choice_places(row) for place in choice]
+        targets = torch.tensor([t for choice in row.choices for t in choice], device=hidden.device)
+        logits = self.model.get_output_embeddings()(hidden[places]).float()
+        log_probs = F.log_softmax(logits, dim=-1)
+        picked = log_probs.gather(1, targets[:, None])[:, 0]
+        greedy = log_probs.argmax(dim=-1) == targets
+        lengths = [len(choice) for choice in row.choices]
+        parts = zip(row.requests, torch.split(picked, lengths), torch.split(greedy, lengths), strict=True)
+        for index, values, is_greedy in parts:
+            yield index, (float(values.sum()), bool(is_greedy.all()))
+
+
+def group_by_prompt(requests: list[Request], max_length: int) -> list[Row]:
+    """Requests with one prompt in one row. A prompt that is too long loses its start, as in HFLM."""
+    grouped: dict[tuple[int, ...], list[int]] = {}
+    for index, (_, prompt, choice) in enumerate(requests):
+        kept = max(1, max_length + 1 - len(choice))
+        grouped.setdefault(tuple(prompt[-kept:]), []).append(index)
+    return [Row(list(prompt), ids, [requests[i][2] for i in ids]) for prompt, ids in grouped.items()]
+
+
+def choice_places(row: Row) -> list[list[int]]:
+    """For every choice, the row positions whose logits predict its tokens."""
+    places, start = [], len(row.prompt)
+    for choice in row.choices:
+        places.append([len(row.prompt) - 1, *range(start, start + len(choice) - 1)])
+        start += len(choice) - 1
+    return places
+
+
+def lay_out(rows: list[Row]) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens and positions [batch, width], additive float32 mask [batch, 1, width, width] (0 = may see)."""
+    width = max(map(len, rows))
+    tokens = torch.zeros(len(rows), width, dtype=torch.int64)
+    positions = torch.zeros(len(rows), width, dtype=torch.int64)
+    # Padding sees itself, so that no softmax is over nothing.
+    allowed = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1)
+    for number, row in enumerate(rows):
+        length = len(row.prompt)
+        _place(tokens[number], positions[number], slice(0, length), row.prompt, 0)
+        allowed[number, :length, :length] = _causal(length)
+        start = length
+        for choice in row.choices:
+            span = slice(start, start + len(choice) - 1)
+            _place(tokens[number], positions[number], span, choice[:-1], length)
+            allowed[number, span, :length] = True
+            allowed[number, span, span] = _causal(len(choice) - 1)
+            start = span.stop
+    mask = torch.zeros(allowed.shape).masked_fill_(~allowed, torch.finfo(torch.float32).min)
+    return tokens, positions, mask[:, None]
+
+
+def _causal(length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def _place(tokens: Tensor, positions: Tensor, span: slice, values: list[int], first: int) -> None:
+    tokens[span] = torch.tensor(values, dtype=torch.int64)
+    positions[span] = torch.arange(first, first + len(values))
