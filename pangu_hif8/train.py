@@ -110,9 +110,7 @@ class _Loop:
 
     def step(self, step: int, tokens: Tensor) -> StepRecord:
         started = time.perf_counter()
-        lr = learning_rate(
-            step, steps=self.steps, peak=self.lr, warmup_steps=self.settings.lr_warmup_steps
-        )
+        lr = learning_rate(step, steps=self.steps, peak=self.lr, warmup_steps=self.settings.lr_warmup_steps)
         for group in self.adamw.param_groups:
             group["lr"] = lr
         self._switch(step)

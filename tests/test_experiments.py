@@ -10,9 +10,7 @@ from pangu_hif8.experiments import EXPERIMENTS, resolve
 
 
 def test_registry_is_the_paper_s_table():
-    rows = {
-        e.id: (e.lr, e.amax_compute_algo, e.bf16_warmup, e.baseline) for e in EXPERIMENTS.values()
-    }
+    rows = {e.id: (e.lr, e.amax_compute_algo, e.bf16_warmup, e.baseline) for e in EXPERIMENTS.values()}
     assert rows == {
         "E0": (None, None, False, None),
         "E1": (1e-4, None, False, None),

@@ -56,7 +56,17 @@ def test_a_touched_but_equal_file_is_fresh(stage):
     assert reason(stage) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"inputs": 3, "outputs": {}}', '{"inputs": {"lr": "a", "code": "b"}, "outputs": {"steps.csv": {}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"inputs": 3, "outputs": {}}',
+        '{"inputs": {"lr": "a", "code": "b"}, "outputs": {"steps.csv": {}}}',
+    ],
+)
 def test_a_damaged_stamp_is_stale(stage, text):
     (stage[0] / "s.stamp").write_text(text)
     assert reason(stage) == "stamp is damaged"

@@ -85,9 +85,7 @@ def test_same_seed_same_bits():
 def test_training_lowers_the_loss_and_moves_every_parameter():
     model = tiny_llama()
     before = [p.detach().clone() for p in model.parameters()]
-    records = fit(
-        model, lambda _: text(0), steps=20, micro_batch_size=4, lr=1e-2, optimizer=OPTIMIZER
-    )
+    records = fit(model, lambda _: text(0), steps=20, micro_batch_size=4, lr=1e-2, optimizer=OPTIMIZER)
     assert records[-1].loss < 0.8 * records[0].loss
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 

@@ -1,0 +1,130 @@
+"""One sentence for each figure of the report, computed from the same data that the figure shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pangu_hif8.comparisons import (
+    accuracy_interval,
+    ape_interval,
+    compare_accuracy,
+    compare_heldout,
+    expected_share,
+    jitter_table,
+    mean_loss,
+    overshoot,
+    saturation_interval,
+    saturation_rows,
+)
+from pangu_hif8.judgement import nats, points
+from pangu_hif8.results import ProfileResults
+from pangu_hif8.tables import quantized_pairs
+
+
+def _listed(names: list[str], text: Callable[[str], str]) -> str:
+    return ", ".join(f"{name} {text(name)}" for name in names)
+
+
+def _trained(results: ProfileResults) -> list[str]:
+    return [name for name in results.experiments() if results.of(name)[0].steps is not None]
+
+
+def _quantized(results: ProfileResults) -> list[str]:
+    return [name for name in results.experiments() if results.of(name)[0].saturation is not None]
+
+
+def training_loss(results: ProfileResults) -> str:
+    """Mean loss of the last quarter."""
+    found = _listed(_trained(results), lambda name: f"{mean_loss(results, name):.3f}")
+    return f"Mean training loss over the last quarter of the steps, in nats: {found}."
+
+
+def ape(results: ProfileResults) -> str:
+    """APE of each quantized run, smallest and largest first."""
+    found = {q: ape_interval(results, q, b, quantized=True).value for q, b in quantized_pairs(results)}
+    low, high = min(found, key=lambda n: found[n]), max(found, key=lambda n: found[n])
+    return (
+        f"Over the quantized steps the loss differs from its baseline's by {found[low]:.3f}% ({low}) to "
+        f"{found[high]:.3f}% ({high}) on average."
+    )
+
+
+def saturation_over_steps(results: ProfileResults) -> str:
+    """Share of saturated inputs, by experiment."""
+    found = _listed(_quantized(results), lambda n: f"{100 * saturation_interval(results, n).value:.1f}%")
+    return f"Saturated (tensor, step) pairs among inputs: {found}."
+
+
+def saturation_by_layer(results: ProfileResults) -> str:
+    """Shares of the down_proj inputs beside the record law."""
+
+    def text(name: str) -> str:
+        share = 100 * saturation_interval(results, name, "input", "down_proj").value
+        expected = expected_share(results, name)
+        return f"{share:.1f}%" + ("" if expected is None else f" (independent steps: {100 * expected:.1f}%)")
+
+    return f"Saturated pairs among down_proj inputs: {_listed(_quantized(results), text)}."
+
+
+def saturation_by_block(results: ProfileResults) -> str:
+    """The block whose down_proj input saturates most, by experiment."""
+
+    def text(name: str) -> str:
+        rows = saturation_rows(results, name, "input", "down_proj")
+        shares = rows.groupby("block")["saturated"].mean() * 100
+        return f"{shares.max():.0f}%" + (f" (block {shares.idxmax()})" if shares.max() > 0 else "")
+
+    return f"Highest share of any block: {_listed(_quantized(results), text)}."
+
+
+def overshoot_sizes(results: ProfileResults) -> str:
+    """Median and largest overshoot among saturated inputs."""
+
+    def text(name: str) -> str:
+        found = overshoot(saturation_rows(results, name, "input"))
+        return f"{np.median(found):.2f} and {found.max():.2f}" if found.size else "none"
+
+    return f"Median and largest amax/estimate among saturated inputs: {_listed(_quantized(results), text)}."
+
+
+def scale_jitter(results: ProfileResults) -> str:
+    """Median jitter of the input scales."""
+
+    def text(name: str) -> str:
+        found = jitter_table(results, name, "input")["jitter"]
+        return f"{found.median():.3f}" if len(found) else "too few steps"
+
+    return (
+        f"Median jitter of input scales in octaves: {_listed(_quantized(results), text)}; most-recent "
+        "moves as much as current scaling, one step later."
+    )
+
+
+def benchmarks(results: ProfileResults) -> str:
+    """Smallest and largest accuracy of each task."""
+    parts = []
+    for task in results.settings.evaluation.tasks:
+        found = {n: accuracy_interval(results, n, task.name).value for n in results.experiments()}
+        low, high = min(found, key=lambda n: found[n]), max(found, key=lambda n: found[n])
+        parts.append(f"{task.name} from {found[low]:.1f}% ({low}) to {found[high]:.1f}% ({high})")
+    return f"Accuracy lies between: {'; '.join(parts)}."
+
+
+def drops(results: ProfileResults) -> str:
+    """Pooled paired differences, and how many are told from zero."""
+    found = {q: compare_accuracy(results, q, b).difference for q, b in quantized_pairs(results)}
+    clear = [name for name, d in found.items() if d.low > 0 or d.high < 0]
+    listed = ", ".join(f"{name} {points(d)}" for name, d in found.items())
+    verdict = f"told from zero: {', '.join(clear)}" if clear else "none is told from zero"
+    return f"Over all items, against the matched baseline: {listed}; {verdict}."
+
+
+def heldout(results: ProfileResults) -> str:
+    """The largest rise or smallest fall on the second domain."""
+    names = [n for n in _trained(results) if results.pairs(n, "E0")]
+    found = {n: compare_heldout(results, n, "E0", "second_domain") for n in names}
+    worst, best = max(found, key=lambda n: found[n].value), min(found, key=lambda n: found[n].value)
+    ends = f"{nats(found[best])} ({best}) to {nats(found[worst])} ({worst})"
+    return f"On the second domain the loss moved by {ends}."

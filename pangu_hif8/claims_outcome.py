@@ -1,0 +1,166 @@
+"""Rules for the claims about outcomes: C1, C2, C3, C8, C9. Thresholds and their reasons: judgement.py."""
+
+from __future__ import annotations
+
+from pangu_hif8 import paper
+from pangu_hif8.comparisons import (
+    Accuracy,
+    ape_interval,
+    compare_accuracy,
+    compare_answer_nll,
+    compare_heldout,
+    mean_loss,
+    saturation_interval,
+)
+from pangu_hif8.judgement import (
+    ACCURACY_MARGIN_POINTS,
+    EFFECT_SHARE,
+    HELDOUT_MARGIN_NATS,
+    NOT_RESOLVABLE,
+    REPRODUCED,
+    SATURATION_FLOOR,
+    Part,
+    accuracy_numbers,
+    ape_limit_pct,
+    at_least,
+    at_most,
+    combine,
+    exactly,
+    is_lower,
+    nats,
+    numbers_of,
+    percent,
+    points,
+)
+from pangu_hif8.results import ProfileResults
+from pangu_hif8.run_checks import DOMAINS
+
+DOMAIN_TEXT = {"same_domain": "the same text", "second_domain": "a second domain"}
+
+
+def near_lossless(results: ProfileResults) -> list[Part]:
+    """C1: E8 against E6, by accuracy over all items and by held-out loss on both domains."""
+    return [_accuracy_kept(results, "E8", "E6"), heldout_kept(results, "E8", "E6")]
+
+
+def _accuracy_kept(results: ProfileResults, experiment: str, baseline: str) -> Part:
+    found = compare_accuracy(results, experiment, baseline)
+    nll = compare_answer_nll(results, experiment, baseline)
+    text = (
+        f"{experiment} minus {baseline} is {points(found.difference)} over {found.num_items} items "
+        f"(a true drop of {found.difference.smallest_resolvable:.1f} could have been seen)"
+    )
+    numbers = accuracy_numbers("accuracy", found) | numbers_of("answer_nll_difference_nats", nll)
+    return Part("benchmark accuracy", at_least(found.difference, -ACCURACY_MARGIN_POINTS), text, numbers)
+
+
+def heldout_kept(results: ProfileResults, experiment: str, baseline: str) -> Part:
+    """Is held-out loss within the margin of the baseline's, on both domains?"""
+    found = {d: compare_heldout(results, experiment, baseline, d) for d in DOMAINS}
+    text = f"held-out loss of {experiment} minus {baseline} is " + " and ".join(
+        f"{nats(interval)} on {DOMAIN_TEXT[domain]}" for domain, interval in found.items()
+    )
+    numbers = {k: v for d, i in found.items() for k, v in numbers_of(f"{d}_difference_nats", i).items()}
+    return Part(
+        "held-out loss", combine([at_most(i, HELDOUT_MARGIN_NATS) for i in found.values()]), text, numbers
+    )
+
+
+def tracks_loss(results: ProfileResults) -> list[Part]:
+    """C2: APE of E8 against E6 over the quantized steps."""
+    found = ape_interval(results, "E8", "E6", quantized=True)
+    every = ape_interval(results, "E8", "E6", quantized=False)
+    text = (
+        f"APE is {found.value:.4f}% [{found.low:.4f}, {found.high:.4f}] over the quantized steps "
+        f"({every.value:.4f}% over all), the paper's {paper.ape_pct(after_warmup=True):.4f}% "
+        f"({paper.ape_pct():.4f}%)"
+    )
+    numbers = numbers_of("ape_quantized_pct", found) | numbers_of("ape_all_pct", every)
+    return [Part("APE", at_most(found, ape_limit_pct()), text, numbers)]
+
+
+def hidden_failures(results: ProfileResults) -> list[Part]:
+    """C3: each failure must be there downstream, and the training loss must not show it."""
+    return [_hidden_saturation(results), _hidden_forgetting(results)]
+
+
+def _hidden_saturation(results: ProfileResults) -> Part:
+    pairs = (("E2", "E1"), ("E7", "E6"))
+    found = [compare_accuracy(results, *pair) for pair in pairs]
+    apes = [ape_interval(results, *pair, quantized=True) for pair in pairs]
+    verdicts = [
+        _hidden(is_lower(a.difference, ACCURACY_MARGIN_POINTS), at_most(e, ape_limit_pct()))
+        for a, e in zip(found, apes, strict=True)
+    ]
+    verdict = REPRODUCED if REPRODUCED in verdicts else combine(verdicts)
+    text = "most-recent against its baseline: " + "; ".join(
+        f"{q} {points(a.difference)}, APE {e.value:.3f}%"
+        for (q, _), a, e in zip(pairs, found, apes, strict=True)
+    )
+    numbers = {
+        k: v for (q, _), a in zip(pairs, found, strict=True) for k, v in accuracy_numbers(q, a).items()
+    }
+    apes_by_name = {f"{q}_ape_pct": round(e.value, 6) for (q, _), e in zip(pairs, apes, strict=True)}
+    return Part("saturation hides in the training loss", verdict, text, numbers | apes_by_name)
+
+
+def _hidden(failure: str, hidden: str) -> str:
+    """The verdict on "fails downstream, unseen in training", from the two questions' own verdicts."""
+    return hidden if failure == REPRODUCED else failure
+
+
+def _hidden_forgetting(results: ProfileResults) -> Part:
+    forgot = _forgets_items(results)
+    high, low = mean_loss(results, "E1"), mean_loss(results, "E6")
+    hidden = exactly(high - low <= HELDOUT_MARGIN_NATS)
+    text = f"{forgot.text}, while E1's training loss at the end is {high - low:+.3f} nats from E6's"
+    numbers = forgot.numbers | {"training_loss_difference_nats": round(high - low, 6)}
+    return Part("forgetting hides in the training loss", _hidden(forgot.verdict, hidden), text, numbers)
+
+
+def forgets(results: ProfileResults) -> list[Part]:
+    """C8: E1 against E0 and E6, on the benchmark items and on second-domain text."""
+    return [_forgets_items(results), _forgets_text(results)]
+
+
+def _forgets_items(results: ProfileResults) -> Part:
+    smallest = EFFECT_SHARE * paper.forgetting_points()
+    found: dict[str, Accuracy] = {b: compare_accuracy(results, "E1", b) for b in ("E0", "E6")}
+    verdict = combine([is_lower(a.difference, smallest) for a in found.values()])
+    text = "accuracy of E1 is " + " and ".join(f"{points(a.difference)} from {b}'s" for b, a in found.items())
+    numbers = {k: v for b, a in found.items() for k, v in accuracy_numbers(f"E1_{b}", a).items()}
+    return Part("benchmark accuracy", verdict, text, numbers | {"smallest_effect_points": smallest})
+
+
+def _forgets_text(results: ProfileResults) -> Part:
+    found = {b: compare_heldout(results, "E1", b, "second_domain") for b in ("E0", "E6")}
+    verdict = combine([at_least(i, HELDOUT_MARGIN_NATS) for i in found.values()])
+    text = "its second-domain loss is " + " and ".join(f"{nats(i)} from {b}'s" for b, i in found.items())
+    numbers = {k: v for b, i in found.items() for k, v in numbers_of(f"E1_{b}_second_domain_nats", i).items()}
+    return Part("second-domain loss", verdict, text, numbers)
+
+
+def neither_alone(results: ProfileResults) -> list[Part]:
+    """C9: E5 still loses on ARC, and E7 still saturates."""
+    return [_still_loses(results), _still_saturates(results)]
+
+
+def _still_loses(results: ProfileResults) -> Part:
+    arc = [task.name for task in results.settings.evaluation.tasks if task.name.startswith("arc")]
+    found = compare_accuracy(results, "E5", "E1", arc or None)
+    published = paper.drop_pct("E5", "E1", "arc_challenge") or 0.0
+    smallest = EFFECT_SHARE * published / 100 * found.baseline
+    where = "ARC" if arc else "all items (no ARC in this profile)"
+    drop = "undefined" if found.drop_pct is None else f"{found.drop_pct:.1f}%"
+    text = f"E5 minus E1 on {where} is {points(found.difference)}, a relative drop of {drop}"
+    numbers = accuracy_numbers("arc", found) | {"published_drop_pct": round(published, 4)}
+    verdict = is_lower(found.difference, smallest) if smallest > 0 else NOT_RESOLVABLE
+    return Part("max-window alone still loses", verdict, text, numbers)
+
+
+def _still_saturates(results: ProfileResults) -> Part:
+    share = saturation_interval(results, "E7")
+    text = f"E7 saturates in {percent(share)} of input (tensor, step) pairs"
+    return Part(
+        "low rate alone still saturates", at_least(share, SATURATION_FLOOR), text, numbers_of("share", share)
+    )

@@ -1,0 +1,226 @@
+"""The report's figures: outcomes here, scales in plots_scaling.py, one run's own in plots_run.py.
+
+Each function takes the usable results and returns a Figure, or None when its runs are not there: an empty
+panel is never drawn. `FIGURES` names them all, in the report's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pangu_hif8 import captions, paper
+from pangu_hif8.comparisons import accuracy_interval, ape_table, compare_accuracy, compare_heldout
+from pangu_hif8.experiments import EXPERIMENTS
+from pangu_hif8.plot_style import (
+    color,
+    dots_with_intervals,
+    label,
+    legend_below,
+    new_figure,
+    rate_text,
+    save_figure,
+    style,
+)
+from pangu_hif8.plots_run import plot_run_loss, plot_run_saturation
+from pangu_hif8.plots_scaling import (
+    plot_overshoot,
+    plot_saturation_by_block,
+    plot_saturation_by_layer,
+    plot_saturation_over_steps,
+    plot_scale_jitter,
+)
+from pangu_hif8.results import ProfileResults
+from pangu_hif8.run_checks import DOMAINS
+from pangu_hif8.tables import quantized_pairs
+
+__all__ = ["FIGURES", "FigureSpec", "plot_run_loss", "plot_run_saturation", "save_figure"]
+TASK_TEXT = {
+    "mmlu": "MMLU",
+    "mmlu_continuation": "MMLU (continuation)",
+    "hellaswag": "HellaSwag",
+    "arc_easy": "ARC-Easy",
+    "arc_challenge": "ARC-Challenge",
+}
+DOMAIN_TITLE = {"same_domain": "Same text as training", "second_domain": "Second domain"}
+
+
+def rate_groups(results: ProfileResults) -> list[tuple[float, list[str]]]:
+    """Trained experiments by learning rate, high rate first."""
+    rates: dict[float, list[str]] = {}
+    for name in results.experiments():
+        lr = results.of(name)[0].config.lr
+        if lr is not None:
+            rates.setdefault(lr, []).append(name)
+    return sorted(rates.items(), reverse=True)
+
+
+def mark_warmup(axes: Axes, results: ProfileResults, names: list[str]) -> None:
+    """Shade the steps before a run with warm-up quantizes."""
+    for name in names:
+        start = results.of(name)[0].info["quantized_from_step"]
+        if start and start > 1:
+            axes.axvspan(0.5, start - 0.5, color="0.88", zorder=0, lw=0, label=f"warm-up of {name}")
+
+
+def plot_training_loss(results: ProfileResults) -> Figure | None:
+    """Training loss by step, one panel a learning rate; a band spans the seeds."""
+    groups = rate_groups(results)
+    if not groups:
+        return None
+    with style():
+        figure, axes = new_figure(1, len(groups), 3.6, sharey=True)
+        steps = results.steps
+        for panel, (lr, names) in zip(axes[0], groups, strict=True):
+            for name in names:
+                _loss_line(panel, name, steps[steps["experiment"] == name])
+            panel.set(title=rate_text(lr), xlabel="optimizer step")
+        axes[0][0].set_ylabel("training loss (nats per token)")
+        legend_below(figure, axes[0])
+        figure.suptitle("Training loss by learning rate")
+    return figure
+
+
+def _loss_line(axes: Axes, name: str, rows: pd.DataFrame) -> None:
+    by_step = rows.groupby("step")["loss"].agg(["mean", "min", "max"])
+    baseline = EXPERIMENTS[name].amax_compute_algo is None
+    width, alpha = (3.5, 0.45) if baseline else (0.9, 1.0)
+    axes.plot(by_step.index, by_step["mean"], color=color(name), lw=width, alpha=alpha, label=label(name))
+    if rows["seed"].nunique() > 1:
+        axes.fill_between(by_step.index, by_step["min"], by_step["max"], color=color(name), alpha=0.15, lw=0)
+
+
+def plot_ape(results: ProfileResults) -> Figure | None:
+    """APE against the matched baseline by step on a log axis, and its mean; one panel a learning rate."""
+    pairs = quantized_pairs(results)
+    groups = [(lr, [p for p in pairs if p[0] in names]) for lr, names in rate_groups(results)]
+    groups = [(lr, found) for lr, found in groups if found]
+    if not groups:
+        return None
+    with style():
+        figure, axes = new_figure(len(groups), 1, 2.5 * len(groups) + 0.5, sharex=True)
+        for panel, (lr, found) in zip(axes[:, 0], groups, strict=True):
+            for name, baseline in found:
+                _ape_line(panel, name, ape_table(results, name, baseline))
+            panel.axhline(paper.ape_pct(True), color="black", ls=":", lw=1.2, label="the paper's mean (E8)")
+            mark_warmup(panel, results, [name for name, _ in found])
+            panel.set(yscale="log", ylabel="APE (%)", title=f"{rate_text(lr)}, against {found[0][1]}")
+            panel.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.2)
+        axes[-1, 0].set_xlabel("optimizer step")
+        figure.suptitle("Training loss error against the matched baseline")
+    return figure
+
+
+def _ape_line(axes: Axes, name: str, table: pd.DataFrame) -> None:
+    quantized = table[table["quantized"] & (table["ape_pct"] > 0)]
+    mean = table.loc[table["quantized"], "ape_pct"].mean()
+    axes.plot(quantized["step"], quantized["ape_pct"], color=color(name), lw=0.7, alpha=0.55)
+    if mean > 0:
+        axes.axhline(mean, color=color(name), lw=1.6, label=f"{label(name)}\nmean {mean:.3f}%")
+
+
+def plot_benchmarks(results: ProfileResults) -> Figure | None:
+    """Accuracy of every experiment on every benchmark, with 95% intervals."""
+    names = results.experiments()
+    if not names:
+        return None
+    tasks = [task.name for task in results.settings.evaluation.tasks]
+    with style():
+        figure, axes = _task_panels(len(tasks), len(names))
+        for panel, task in zip(axes.flat, tasks, strict=False):
+            found = [accuracy_interval(results, name, task) for name in names]
+            dots_with_intervals(panel, names, [(i.value, i.low, i.high) for i in found])
+            panel.set(title=TASK_TEXT.get(task, task), xlabel="accuracy (%)")
+        _hide_rest(axes, len(tasks))
+        figure.suptitle("Benchmark accuracy, with 95% intervals")
+    return figure
+
+
+def _task_panels(num: int, num_rows: int) -> tuple[Figure, Any]:
+    columns = min(num, 2)
+    rows = -(-num // columns)
+    return new_figure(rows, columns, rows * (0.21 * num_rows + 0.75) + 0.4, sharey=True)
+
+
+def _hide_rest(axes: Any, used: int) -> None:
+    for panel in list(axes.flat)[used:]:
+        panel.set_visible(False)
+
+
+def plot_drops(results: ProfileResults) -> Figure | None:
+    """Accuracy drop relative to the matched baseline, ours with 95% intervals and the paper's beside it."""
+    pairs = quantized_pairs(results)
+    if not pairs:
+        return None
+    tasks = [task.name for task in results.settings.evaluation.tasks]
+    with style():
+        figure, axes = _task_panels(len(tasks), len(pairs) + 1)
+        for panel, task in zip(axes.flat, tasks, strict=False):
+            _drop_panel(panel, results, pairs, task)
+            panel.set(title=TASK_TEXT.get(task, task), xlabel="relative drop (%)")
+        _hide_rest(axes, len(tasks))
+        legend_below(figure, axes.flat[0])
+        figure.suptitle("Accuracy drop against the matched baseline, 95% intervals (right is worse)")
+    return figure
+
+
+def _drop_panel(axes: Axes, results: ProfileResults, pairs: list[tuple[str, str]], task: str) -> None:
+    points = []
+    for name, baseline in pairs:
+        found = compare_accuracy(results, name, baseline, [task])
+        scale = 100 / found.baseline if found.baseline > 0 else float("nan")
+        d = found.difference
+        points.append((-d.value * scale, -d.high * scale, -d.low * scale))
+    dots_with_intervals(axes, [name for name, _ in pairs], points)
+    published = [(row, paper.drop_pct(*pair, task)) for row, pair in enumerate(pairs)]
+    shown = [(row + 0.28, value) for row, value in published if value is not None]
+    axes.plot([], [], "o-", color="0.4", label="here")
+    if shown:
+        rows, values = zip(*shown, strict=True)
+        look: dict[str, Any] = {"marker": "^", "s": 28, "facecolor": "white", "edgecolor": "black"}
+        axes.scatter(values, rows, zorder=3, label="the paper's", **look)
+    axes.axvline(0, color="0.3", lw=0.8)
+
+
+def plot_heldout(results: ProfileResults) -> Figure | None:
+    """Held-out loss of every trained run minus the untouched checkpoint's, on both domains."""
+    names = [name for name in results.experiments() if name != "E0" and results.pairs(name, "E0")]
+    if not names:
+        return None
+    with style():
+        figure, axes = new_figure(1, 2, 0.24 * len(names) + 1.4, sharey=True)
+        for panel, domain in zip(axes[0], DOMAINS, strict=True):
+            found = [compare_heldout(results, name, "E0", domain) for name in names]
+            dots_with_intervals(panel, names, [(i.value, i.low, i.high) for i in found])
+            panel.axvline(0, color="0.3", lw=0.8)
+            panel.set(title=DOMAIN_TITLE[domain], xlabel="loss minus E0's (nats)")
+        figure.suptitle("Held-out loss against the untouched checkpoint (right is worse)")
+    return figure
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure of the report: its file name, what it shows, and the sentence computed for it."""
+
+    name: str
+    draw: Callable[[ProfileResults], Figure | None]
+    caption: Callable[[ProfileResults], str]
+
+
+FIGURES = [
+    FigureSpec("training_loss", plot_training_loss, captions.training_loss),
+    FigureSpec("ape", plot_ape, captions.ape),
+    FigureSpec("saturation_over_steps", plot_saturation_over_steps, captions.saturation_over_steps),
+    FigureSpec("saturation_by_layer", plot_saturation_by_layer, captions.saturation_by_layer),
+    FigureSpec("saturation_by_block", plot_saturation_by_block, captions.saturation_by_block),
+    FigureSpec("overshoot", plot_overshoot, captions.overshoot_sizes),
+    FigureSpec("scale_jitter", plot_scale_jitter, captions.scale_jitter),
+    FigureSpec("benchmarks", plot_benchmarks, captions.benchmarks),
+    FigureSpec("drops", plot_drops, captions.drops),
+    FigureSpec("heldout", plot_heldout, captions.heldout),
+]

@@ -1,0 +1,245 @@
+"""The report's tables, as data frames that go to CSV and Markdown, and `describe_run` for one run's notebook.
+
+Figures in percent, accuracy differences in points, losses in nats. The paper's figures stand beside ours
+where it published any and where the profile has the same benchmark; elsewhere the field stays empty.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pangu_hif8 import paper
+from pangu_hif8.claims import Claim
+from pangu_hif8.comparisons import (
+    accuracy_by_seed,
+    accuracy_interval,
+    ape_interval,
+    compare_accuracy,
+    compare_heldout,
+    expected_share,
+    overshoot,
+    saturation_interval,
+    saturation_rows,
+)
+from pangu_hif8.experiments import EXPERIMENTS
+from pangu_hif8.results import ProfileResults
+from pangu_hif8.run_checks import DOMAINS, KINDS, LAYERS
+from pangu_hif8.run_files import RunResult, open_run
+
+
+def quantized_pairs(results: ProfileResults) -> list[tuple[str, str]]:
+    """(experiment, matched baseline) for every quantized experiment that has both at a common seed."""
+    rows = [(row.id, row.baseline) for row in EXPERIMENTS.values() if row.baseline]
+    return [(name, base) for name, base in rows if base and results.pairs(name, base)]
+
+
+def benchmark_table(results: ProfileResults) -> pd.DataFrame:
+    """One row per experiment and task: accuracy, standard error, spread over seeds, drop, the paper's."""
+    tasks = [task.name for task in results.settings.evaluation.tasks]
+    pairs = dict(quantized_pairs(results))
+    return pd.DataFrame(
+        [_benchmark_row(results, n, t, pairs.get(n)) for n in results.experiments() for t in tasks]
+    )
+
+
+def _benchmark_row(results: ProfileResults, name: str, task: str, baseline: str | None) -> dict[str, Any]:
+    interval, seeds = accuracy_interval(results, name, task), accuracy_by_seed(results, name, task)
+    scores = results.of(name)[0].summary["tasks"][task]
+    row: dict[str, Any] = {
+        "experiment": name,
+        "run": EXPERIMENTS[name].title,
+        "task": task,
+        "metric": scores["metric"],
+        "num_items": scores["num_items"],
+        "num_seeds": len(seeds),
+        "accuracy_pct": interval.value,
+        "stderr_pct": 100 * float(np.mean([r.summary["tasks"][task]["stderr"] for r in results.of(name)])),
+        "seed_std_pct": float(np.std(seeds, ddof=1)) if len(seeds) > 1 else None,
+        "paper_accuracy_pct": paper.accuracy(name, task),
+    }
+    return row | _drop_cells(results, name, task, baseline)
+
+
+def _drop_cells(results: ProfileResults, name: str, task: str, baseline: str | None) -> dict[str, Any]:
+    empty = ("baseline", "drop_pct", "difference_points", "difference_low", "difference_high", "mcnemar_p")
+    cells: dict[str, Any] = dict.fromkeys([*empty, "paper_drop_pct"])
+    if baseline is None:
+        return cells
+    found = compare_accuracy(results, name, baseline, [task])
+    d = found.difference
+    values = (baseline, found.drop_pct, d.value, d.low, d.high, found.mcnemar and found.mcnemar.p_value)
+    return (
+        cells
+        | dict(zip(empty, values, strict=True))
+        | {"paper_drop_pct": paper.drop_pct(name, baseline, task)}
+    )
+
+
+def saturation_table(results: ProfileResults) -> pd.DataFrame:
+    """One row per quantized experiment, kind and layer ("all" too): share with interval, and overshoot."""
+    names = [n for n in results.experiments() if results.of(n)[0].saturation is not None]
+    return pd.DataFrame(
+        [_saturation_row(results, n, k, layer) for n in names for k in KINDS for layer in (None, *LAYERS)]
+    )
+
+
+def _saturation_row(results: ProfileResults, name: str, kind: str, layer: str | None) -> dict[str, Any]:
+    share = saturation_interval(results, name, kind, layer).scaled(100)
+    rows = saturation_rows(results, name, kind, layer)
+    over, expected = overshoot(rows), expected_share(results, name)
+    return {
+        "experiment": name,
+        "kind": kind,
+        "layer": layer or "all",
+        "num_pairs": len(rows),
+        "saturated_pct": share.value,
+        "low_pct": share.low,
+        "high_pct": share.high,
+        "record_law_pct": None if expected is None or kind == "weight" else 100 * expected,
+        "overshoot_median": float(np.median(over)) if over.size else None,
+        "overshoot_p90": float(np.quantile(over, 0.9)) if over.size else None,
+        "overshoot_max": float(over.max()) if over.size else None,
+    }
+
+
+def ape_summary(results: ProfileResults) -> pd.DataFrame:
+    """One row per quantized experiment: APE over all and over the quantized steps, the paper's beside."""
+    rows = []
+    for name, baseline in quantized_pairs(results):
+        every = ape_interval(results, name, baseline, quantized=False)
+        after = ape_interval(results, name, baseline, quantized=True)
+        rows.append(
+            {
+                "experiment": name,
+                "baseline": baseline,
+                "num_seeds": len(results.pairs(name, baseline)),
+                "ape_all_pct": every.value,
+                "ape_quantized_pct": after.value,
+                "low_pct": after.low,
+                "high_pct": after.high,
+                "paper_ape_all_pct": paper.ape_pct() if name == "E8" else None,
+                "paper_ape_quantized_pct": paper.ape_pct(True) if name == "E8" else None,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def heldout_table(results: ProfileResults) -> pd.DataFrame:
+    """One row per experiment and domain: held-out loss, difference from E0 and from the matched baseline."""
+    return pd.DataFrame([_heldout_row(results, n, d) for n in results.experiments() for d in DOMAINS])
+
+
+def _heldout_row(results: ProfileResults, name: str, domain: str) -> dict[str, Any]:
+    losses = [run.summary["heldout"][domain]["loss"] for run in results.of(name)]
+    row: dict[str, Any] = {
+        "experiment": name,
+        "domain": domain,
+        "loss_nats": float(np.mean(losses)),
+        "seed_std_nats": float(np.std(losses, ddof=1)) if len(losses) > 1 else None,
+    }
+    for key, other in (("E0", "E0"), ("baseline", EXPERIMENTS[name].baseline)):
+        usable = other and other != name and results.pairs(name, other)
+        found = compare_heldout(results, name, other, domain) if other and usable else None
+        row[f"minus_{key}"] = found and found.value
+        row[f"minus_{key}_low"], row[f"minus_{key}_high"] = found and found.low, found and found.high
+    return row
+
+
+def claims_table(claims: list[Claim]) -> pd.DataFrame:
+    """One row per claim: what the paper says, the verdict, and the sentence behind it."""
+    columns = {
+        "id": "claim",
+        "claim": "says",
+        "paper": "paper",
+        "verdict": "verdict",
+        "sentence": "found here",
+    }
+    return pd.DataFrame([{new: getattr(c, old) for old, new in columns.items()} for c in claims])
+
+
+def runs_table(results: ProfileResults) -> pd.DataFrame:
+    """The scale: one row per usable run with its settings, sizes and times."""
+    return pd.DataFrame([_run_row(run) for _, run in sorted(results.runs.items())])
+
+
+def _run_row(run: RunResult) -> dict[str, Any]:
+    info, timing, quantization = run.info, run.timing, run.config.quantization
+    return {
+        "experiment": run.experiment,
+        "run": EXPERIMENTS[run.experiment].title,
+        "seed": run.seed,
+        "lr": run.config.lr,
+        "steps": info["num_steps"],
+        "tokens_per_step": info["tokens_per_step"],
+        "window": quantization.amax_history_len
+        if quantization and quantization.amax_compute_algo == "max_window"
+        else None,
+        "warmup_steps": quantization.bf16_warmup_steps if quantization else None,
+        "converted": f"{info['num_converted_linears']}/{info['num_linears']}",
+        "train_seconds": timing.get("train_seconds"),
+        "eval_seconds": timing.get("eval_seconds"),
+    }
+
+
+def to_markdown(table: pd.DataFrame, digits: int = 4) -> str:
+    """A Markdown table; numbers to `digits` significant digits, empty for a value that is not there."""
+    lines = ["| " + " | ".join(map(str, table.columns)) + " |", "|" + "---|" * len(table.columns)]
+    for values in table.itertuples(index=False):
+        lines.append("| " + " | ".join(_cell(value, digits) for value in values) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: object, digits: int) -> str:
+    if value is None or (isinstance(value, float) and not np.isfinite(value)):
+        return ""
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
+def describe_run(run_dir: Path | str) -> str:
+    """One run in sentences computed from its files. Raises UserError when they are not usable."""
+    run = open_run(run_dir)
+    title = EXPERIMENTS[run.experiment].title + (" with changed parameters" if run.config.custom else "")
+    parts = [f"**{run.experiment} ({title}), seed {run.seed}.**", *_training_text(run), *_scaling_text(run)]
+    scores = [
+        f"{name} {100 * task['value']:.1f}% (± {100 * task['stderr']:.1f})"
+        for name, task in run.summary["tasks"].items()
+    ]
+    heldout = run.summary["heldout"]
+    parts.append(f"Accuracy: {', '.join(scores)}.")
+    parts.append(
+        f"Held-out loss: {heldout['same_domain']['loss']:.4f} nats on the same text, "
+        f"{heldout['second_domain']['loss']:.4f} on the second domain."
+    )
+    return " ".join(parts)
+
+
+def _training_text(run: RunResult) -> list[str]:
+    if run.steps is None:
+        return ["The checkpoint as it came, evaluated and not trained."]
+    num = max(1, len(run.steps) // 10)
+    first, last = run.steps["loss"].head(num).mean(), run.steps["loss"].tail(num).mean()
+    return [
+        f"In {len(run.steps)} steps of {run.info['tokens_per_step']} tokens the training loss went from "
+        f"{first:.3f} to {last:.3f} nats (means of the first and last {num} steps)."
+    ]
+
+
+def _scaling_text(run: RunResult) -> list[str]:
+    info = run.info
+    if run.saturation is None:
+        return [] if run.steps is None else ["No layer was converted."]
+    rows = run.saturation[run.saturation["step"] >= info["quantized_from_step"]]
+    share = rows.groupby("kind")["saturated"].mean() * 100
+    over = overshoot(rows)
+    text = (
+        f"{info['num_converted_linears']} of {info['num_linears']} linear layers were converted to HiF8 and "
+        f"quantized from step {info['quantized_from_step']}; {share['input']:.1f}% of input and "
+        f"{share['weight']:.1f}% of weight (tensor, step) pairs exceeded their estimate"
+    )
+    return [text + (f", at most by a factor of {over.max():.2f}." if over.size else ".")]
