@@ -31,6 +31,8 @@ def atomic_path(final: Path) -> Iterator[Path]:
         _sync(temporary)
         temporary.chmod(0o644)
         os.replace(temporary, final)
+    except OSError as error:
+        raise UserError(f"cannot write {final}: {error.strerror or error}. Check free space.") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -69,9 +69,6 @@ def prepare_profile(profile: Profile, *, offline: bool = False) -> Prepared:
             _remove_leftovers(base)
             for part in parts:
                 _make(part, base)
-    else:
-        for part in parts:
-            print(f"{part.name}: up to date", flush=True)
     digests = {part.name: output_digest(_stamp(base, part)) for part in parts}
     return Prepared(base / "model", base / "shards", base / "benchmarks", digests)
 
@@ -99,7 +96,6 @@ def _make(part: Part, base: Path) -> None:
     inputs, stamp = part.inputs(), _stamp(base, part)
     reason = stale_reason(stamp, inputs)
     if reason is None:
-        print(f"{part.name}: up to date", flush=True)
         return
     print(f"{part.name}: making it ({reason}) ...", flush=True)
     made = Path(tempfile.mkdtemp(dir=base, prefix=f"{_TEMPORARY}{part.name}-"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,10 @@ from pangu_hif8.freshness import exclusive, output_digest, source_digest, stale_
 from pangu_hif8.paths import run_dir
 from pangu_hif8.prepare import prepare
 from pangu_hif8.prepared import Prepared
+
+# GNU OpenMP's threads spin at a barrier for so long that a second program on the same cores slows a step
+# eightfold; a shorter spin costs nothing on an idle machine. It has to be set before torch is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 TRAIN_LIBRARIES = ("torch", "transformers", "accelerate", "numpy")
 EVAL_LIBRARIES = (*TRAIN_LIBRARIES, "lm_eval", "datasets")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import set_seed
@@ -161,7 +162,10 @@ def _trained_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     with atomic_path(path) as temporary:
-        save_file(tensors, temporary)
+        try:
+            save_file(tensors, temporary)
+        except SafetensorError as error:  # it wraps the system's errors, a full disk among them
+            raise UserError(f"cannot write {path}: {error}. Check free space.") from error
 
 
 def _table(header: list[str], rows: list[list[Any]]) -> str:

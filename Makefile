@@ -1,0 +1,114 @@
+# `make help` says what there is. Whether something must run is decided by content (pangu_hif8/freshness.py),
+# not by clocks: every stage below is cheap when it is up to date, and safe under -j and beside another make.
+
+PROFILE ?= laptop
+SEEDS   ?= 0
+ONLY    ?=
+TIMEOUT ?=
+PYTHON  ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+# ---- bad values end here, before anything is installed -------------------------------------------------
+VARIABLES   := PROFILE SEEDS ONLY TIMEOUT PYTHON
+PROFILES    := $(sort $(basename $(notdir $(wildcard pangu_hif8/profiles/*.yaml))))
+EXPERIMENTS := E0 E1 E2 E3 E4 E5 E6 E7 E8
+given       := $(foreach word,$(MAKEOVERRIDES),$(if $(findstring =,$(word)),$(firstword $(subst =, ,$(word)))))
+without_digits = $(subst 0,,$(subst 1,,$(subst 2,,$(subst 3,,$(subst 4,,$(subst 5,,$(subst 6,,$(subst \
+                 7,,$(subst 8,,$(subst 9,,$(1)))))))))))
+
+ifneq ($(filter-out $(VARIABLES),$(given)),)
+  $(error unknown variable $(filter-out $(VARIABLES),$(given)); valid: $(VARIABLES))
+endif
+ifneq ($(words $(PROFILE)) $(filter $(PROFILES),$(PROFILE)),1 $(strip $(PROFILE)))
+  $(error unknown PROFILE "$(PROFILE)"; valid: $(PROFILES))
+endif
+ifneq ($(filter-out $(EXPERIMENTS),$(ONLY)),)
+  $(error unknown experiment in ONLY: $(filter-out $(EXPERIMENTS),$(ONLY)); valid: $(EXPERIMENTS))
+endif
+ifneq ($(strip $(call without_digits,$(SEEDS)))$(filter 0%,$(filter-out 0,$(SEEDS))),)
+  $(error SEEDS must be whole numbers from 0 separated by spaces, as in SEEDS="0 1 2"; got "$(SEEDS)")
+endif
+ifeq ($(strip $(SEEDS)),)
+  $(error SEEDS is empty; give whole numbers from 0, as in SEEDS="0 1 2")
+endif
+ifneq ($(strip $(call without_digits,$(TIMEOUT))),)
+  $(error TIMEOUT must be a whole number of seconds for one notebook; got "$(TIMEOUT)")
+endif
+
+# ---- what is called ------------------------------------------------------------------------------------
+VENV    := .venv
+RUN     := $(VENV)/bin/python -m pangu_hif8
+TRAINED := $(filter-out E0,$(or $(strip $(ONLY)),$(EXPERIMENTS)))
+RUNS    := $(foreach seed,$(sort $(SEEDS)),$(foreach id,$(sort $(TRAINED)),$(id)-seed$(seed)))
+SCOPE    = --profile $(PROFILE) --seeds "$(SEEDS)" --only "$(ONLY)"
+LIMIT    = $(if $(strip $(TIMEOUT)),--timeout $(strip $(TIMEOUT)))
+
+.PHONY: help venv reproduce pipeline E0-seed0 $(RUNS) report test check lint types sources lab clean
+
+help:
+	@echo "make reproduce   run the eight experiments as notebooks and write the report"
+	@echo "make report      write the report again from results/"
+	@echo "make test        run the tests"
+	@echo "make check       lint, types, notebook sources without outputs, tests"
+	@echo "make lab         open the notebooks in JupyterLab"
+	@echo "make clean       remove caches, checkpoints and stamps; committed results stay"
+	@echo ""
+	@echo "PROFILE=$(PROFILE)   one of: $(PROFILES)"
+	@echo "SEEDS=\"$(SEEDS)\"       several give means and spread"
+	@echo "ONLY=\"E5 E8\"     these experiments only, of: $(EXPERIMENTS)"
+	@echo "TIMEOUT=3600     seconds that one notebook may take (no limit by default)"
+	@echo "PYTHON=python3   the Python, 3.11 or newer, to make $(VENV) with"
+
+venv:
+	@for candidate in $(or $(PYTHON),python3.11 python3 python3.12 python3.13 python3.14 python); do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    exec "$$candidate" tools/install.py $(VENV); \
+	  fi; \
+	done; \
+	echo "error: no Python 3.11 or newer found; install one or name it: make PYTHON=/path/to/python3" >&2; exit 1
+
+# One process looks at everything first (exit 3: there is work), so that a second call takes seconds.
+reproduce: venv
+	+@started=$$(date +%s); $(RUN) status $(SCOPE); code=$$?; \
+	if [ $$code -ne 3 ]; then exit $$code; fi; \
+	$(MAKE) --no-print-directory pipeline && $(RUN) summary --profile $(PROFILE) --started $$started
+
+pipeline: $(RUNS) E0-seed0
+	@$(RUN) stage report --profile $(PROFILE) $(LIMIT)
+
+E0-seed0: venv
+	@$(RUN) stage E0 --profile $(PROFILE) --seed 0 $(LIMIT)
+
+# The untouched checkpoint comes first: its stage prepares model, text and benchmarks for all others.
+$(RUNS): E0-seed0
+	@$(RUN) stage $(subst -seed, --seed ,$@) --profile $(PROFILE) $(LIMIT)
+
+report: venv
+	@$(RUN) report --profile $(PROFILE) $(LIMIT)
+
+test: venv
+	@$(VENV)/bin/python -m pytest
+
+check: lint types sources test
+
+lint: venv
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/ruff format --check --quiet .
+
+types: venv
+	@$(VENV)/bin/mypy
+
+sources: venv
+	@$(VENV)/bin/nbstripout --verify --keep-id notebooks/*.ipynb
+
+lab: venv
+	@$(RUN) lab
+
+clean:
+	rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis results/smoke
+	find results -name checkpoint -type d -prune -exec rm -rf {} +
+	find results \( -name '*.stamp' -o -name '*.tmp' -o -name .lock -o -name failed.ipynb \) -delete
+	find pangu_hif8 tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,210 @@
+"""The command line: what make calls, and what a cluster script can call without make.
+
+Exit status: 0 done, 2 bad input or a run that failed (one line on stderr says why), 3 from `status` when
+there is work to do, 130 interrupted. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from pangu_hif8.errors import UserError
+
+WORK_TO_DO = 3
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"a whole number from 0 is needed, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not _whole(text):
+        raise argparse.ArgumentTypeError("at least 1 second is needed")
+    return float(text)
+
+
+def _seeds(text: str) -> list[int]:
+    seeds = sorted({_whole(word) for word in text.replace(",", " ").split()})
+    if not seeds:
+        raise argparse.ArgumentTypeError('no seed given; as in "0 1 2"')
+    return seeds
+
+
+def _scope(arguments: argparse.Namespace) -> tuple[list[str], list[int]]:
+    """The experiments and seeds asked for; all experiments when --only is empty."""
+    from pangu_hif8.config import load_profile
+    from pangu_hif8.experiments import EXPERIMENTS, get_experiment
+
+    load_profile(arguments.profile)
+    names = {get_experiment(name).id for name in arguments.only.replace(",", " ").split()}
+    return sorted(names or EXPERIMENTS), arguments.seeds
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.config import load_profile, profile_names
+    from pangu_hif8.experiments import EXPERIMENTS
+
+    for row in EXPERIMENTS.values():
+        against = f" (against {row.baseline})" if row.baseline else ""
+        print(f"{row.id}  {row.title}{against}")
+    for name in profile_names():
+        print(f"profile {load_profile(name).title}")
+    return 0
+
+
+def _check_args(arguments: argparse.Namespace) -> int:
+    _scope(arguments)
+    return 0
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.prepare import prepare
+
+    print(f"prepared in {prepare(arguments.profile).model_dir.parent}")
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.run import run_experiment
+
+    print(run_experiment(arguments.experiment, profile=arguments.profile, seed=arguments.seed).directory)
+    return 0
+
+
+def _stage(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.stages import stage_report, stage_run
+
+    profile, limit = arguments.profile, arguments.timeout
+    if arguments.experiment == "report":
+        stage_report(profile, timeout_s=limit)
+    else:
+        stage_run(arguments.experiment, profile=profile, seed=arguments.seed, timeout_s=limit)
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.stages import stage_report
+
+    stage_report(arguments.profile, timeout_s=arguments.timeout)
+    if arguments.readme:
+        from pangu_hif8.report import update_readme
+
+        update_readme(arguments.profile)
+    return _summary(arguments)
+
+
+def _summary(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.report import print_summary
+    from pangu_hif8.stages import duration
+
+    print_summary(arguments.profile)
+    if getattr(arguments, "started", None) is not None:
+        print(f"wall time: {duration(time.time() - arguments.started)}")
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.paths import report_dir
+    from pangu_hif8.stages import pending
+
+    waiting = pending(arguments.profile, *_scope(arguments))
+    for label, reason in waiting.items():
+        print(f"{label}: to do ({reason})")
+    if waiting:
+        return WORK_TO_DO
+    print(f"everything is up to date; report: {report_dir(arguments.profile) / 'report.html'}")
+    return 0
+
+
+def _lab(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.kernel import environment
+    from pangu_hif8.paths import NOTEBOOKS_DIR
+
+    root = ["--allow-root"] if os.geteuid() == 0 else []  # Jupyter refuses root, who has chosen already
+    command = [sys.executable, "-m", "jupyterlab", str(NOTEBOOKS_DIR), *root, *arguments.rest]
+    return subprocess.run(command, env=os.environ | environment(text_bars=False)).returncode
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser; abbreviations are off, so that a misspelt option ends."""
+    parser = _Parser(prog="python -m pangu_hif8", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def add(
+        name: str, action: Callable[[argparse.Namespace], int], text: str, *options: str
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.set_defaults(action=action)
+        for option in options:
+            _OPTIONS[option](command)
+        return command
+
+    add("list", _list, "experiments and profiles")
+    add("check-args", _check_args, "check names and do nothing", "profile", "scope")
+    add("prepare", _prepare, "make base model, token shards and benchmark items", "profile")
+    add("run", _run, "train and evaluate one experiment here", "experiment", "profile", "seed")
+    add(
+        "stage",
+        _stage,
+        "the same through its notebook, if not up to date",
+        "experiment",
+        "profile",
+        "seed",
+        "timeout",
+    )
+    add("report", _report, "write the report from results/ and print it", "profile", "timeout").add_argument(
+        "--readme", action="store_true", help="rewrite README.md's claims table too"
+    )
+    add("summary", _summary, "print benchmark table and verdicts", "profile").add_argument(
+        "--started", type=_whole, metavar="EPOCH", help="print the wall time since then"
+    )
+    add(
+        "status",
+        _status,
+        f"prepare, and say what is not up to date (then exit {WORK_TO_DO})",
+        "profile",
+        "scope",
+    )
+    add("lab", _lab, "JupyterLab on this interpreter").add_argument("rest", nargs="*", metavar="OPTION")
+    return parser
+
+
+def _add_scope(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--seeds", type=_seeds, default=[0], help='as "0 1 2"')
+    command.add_argument("--only", default="", help='experiments, as "E5 E8"; all by default')
+
+
+_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], object]] = {
+    "experiment": lambda c: c.add_argument("experiment", help="E0 to E8 (stage: or report)"),
+    "profile": lambda c: c.add_argument("--profile", default="laptop"),
+    "seed": lambda c: c.add_argument("--seed", type=_whole, default=0),
+    "timeout": lambda c: c.add_argument("--timeout", type=_seconds, help="seconds for the notebook"),
+    "scope": _add_scope,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        status: int = arguments.action(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    return status

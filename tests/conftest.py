@@ -1,0 +1,35 @@
+"""Every test works on its own results and on a cache of the test run, never on the user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Cache and results in temporary directories. Cached parts are checked by content, so tests may share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PANGU_HIF8_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PANGU_HIF8_RESULTS", str(tmp_path_factory.mktemp("results")))
+        patch.delenv("MAKEFLAGS", raising=False)  # a test that calls make is no part of the make around it
+        patch.delenv("MAKEOVERRIDES", raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty results directory for each test."""
+    directory = tmp_path / "results"
+    monkeypatch.setenv("PANGU_HIF8_RESULTS", str(directory))
+    return directory
+
+
+@pytest.fixture
+def clean_env() -> dict[str, str]:
+    """The environment for a subprocess: none of make's variables, which this process may have inherited."""
+    dropped = {"PROFILE", "SEEDS", "ONLY", "TIMEOUT", "PYTHON", "MAKELEVEL", "MFLAGS"}
+    return {name: value for name, value in os.environ.items() if name not in dropped}

@@ -1,0 +1,115 @@
+"""The command line: exit status, one line on stderr, nothing heavy before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pangu_hif8 import cli, stages
+from pangu_hif8.experiments import EXPERIMENTS
+from pangu_hif8.paths import ROOT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("stage E9 --profile smoke", "unknown experiment 'E9'; valid: E0, E1"),
+        ("stage E5 --profile paper9", "unknown profile 'paper9'; valid: laptop, smoke"),
+        ("run E5 --profile nope", "unknown profile 'nope'"),
+        ("run E5 --seed x", "a whole number from 0 is needed, got 'x'"),
+        ("run E5 --seed -1", "a whole number from 0 is needed, got '-1'"),
+        ("run E5 --sed 1", "unrecognized arguments: --sed 1"),
+        ("run E5 --see 1", "unrecognized arguments: --see 1"),
+        ("run", "the following arguments are required: experiment"),
+        ("bogus", "invalid choice: 'bogus'"),
+        ("", "required: COMMAND"),
+        ("stage E0 --seed 2 --profile smoke", "E0 is the untouched checkpoint; it has seed 0 only"),
+        ("stage E5 --profile smoke --timeout 0", "at least 1 second"),
+        ("check-args --only E5,E99", "unknown experiment 'E99'"),
+        ("check-args --seeds zero", "a whole number from 0 is needed"),
+        ("check-args --seeds=", "no seed given"),
+        ("check-args --profile big", "unknown profile 'big'"),
+        ("prepare --profile big", "unknown profile 'big'"),
+        ("report --profile big", "unknown profile 'big'"),
+        ("status --profile big", "unknown profile 'big'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    arguments: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("error: ")
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_good_arguments_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-args", "--profile", "smoke", "--only", "E5 E8", "--seeds", "0 1"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"{row.id}  {row.title}" in out for row in EXPERIMENTS.values())
+    assert "profile smoke" in out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["stage", "E9"]])
+def test_nothing_heavy_is_loaded_for_it(arguments: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys; from pangu_hif8.cli import main\n"
+        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'papermill', 'matplotlib'} & set(sys.modules)))"
+    )
+    env = {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert result.stdout.splitlines()[-1] == "[]", result.stderr
+
+
+def test_module_is_executable() -> None:
+    command = [sys.executable, "-m", "pangu_hif8", "check-args", "--only", "E5"]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+
+
+def test_status_lists_what_waits_and_exits_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def pending(*scope: object) -> dict[str, str]:
+        asked.append(scope)
+        return {"E5 seed 1": "lr changed"}
+
+    monkeypatch.setattr(stages, "pending", pending)
+    arguments = ["status", "--profile", "smoke", "--only", "E5", "--seeds", "1 0 1"]
+    assert cli.main(arguments) == cli.WORK_TO_DO
+    assert asked == [("smoke", ["E5"], [0, 1])]
+    assert "E5 seed 1: to do (lr changed)" in capsys.readouterr().out
+
+
+def test_status_says_when_all_is_up_to_date(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stages, "pending", lambda *scope: {})
+    assert cli.main(["status", "--profile", "smoke"]) == 0
+    out = capsys.readouterr().out
+    assert "everything is up to date" in out
+    assert "smoke/report/report.html" in out
+
+
+def test_an_interruption_is_exit_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*scope: object) -> dict[str, str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages, "pending", interrupted)
+    assert cli.main(["status", "--profile", "smoke"]) == 130
+    assert "run the same command again" in capsys.readouterr().err
