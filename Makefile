@@ -46,13 +46,16 @@ RUNS    := $(foreach seed,$(sort $(SEEDS)),$(foreach id,$(sort $(TRAINED)),$(id)
 SCOPE    = --profile $(PROFILE) --seeds "$(SEEDS)" --only "$(ONLY)"
 LIMIT    = $(if $(strip $(TIMEOUT)),--timeout $(strip $(TIMEOUT)))
 
-.PHONY: help venv reproduce pipeline E0-seed0 $(RUNS) report test check lint types sources lab clean
+.PHONY: help venv reproduce pipeline E0-seed0 $(RUNS) report test check lint types sources \
+        exhaustive bench lab clean
 
 help:
 	@echo "make reproduce   run the eight experiments as notebooks and write the report"
 	@echo "make report      write the report again from results/"
 	@echo "make test        run the tests"
 	@echo "make check       lint, types, notebook sources without outputs, tests"
+	@echo "make exhaustive  prove the number format for all 2^32 float32 inputs (some minutes)"
+	@echo "make bench       measure the number format's speed beside a copy and its peers (some minutes)"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make clean       remove caches, checkpoints and stamps; committed results stay"
 	@echo ""
@@ -104,6 +107,12 @@ types: venv
 sources: venv
 	@$(VENV)/bin/nbstripout --verify --keep-id notebooks/*.ipynb
 
+exhaustive: venv
+	@$(VENV)/bin/python benchmarks/exhaustive.py
+
+bench: venv
+	@$(VENV)/bin/python benchmarks/format_speed.py
+
 lab: venv
 	@$(RUN) lab
 
@@ -111,4 +120,4 @@ clean:
 	rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis results/smoke
 	find results -name checkpoint -type d -prune -exec rm -rf {} +
 	find results \( -name '*.stamp' -o -name '*.tmp' -o -name .lock -o -name failed.ipynb \) -delete
-	find pangu_hif8 tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find pangu_hif8 tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ def load_trained(config: RunConfig, prepared: Prepared, directory: Path) -> tupl
     Raises UserError when a tensor is missing, unexpected or of another shape, or a file is damaged.
     """
     model, tokenizer = load_base(prepared.model_dir)
+    model = model.to(PartialState().device)
     if config.lr is not None:
         _load_weights(model, _read(directory / "checkpoint" / "model.safetensors"))
     if config.quantization is not None:

@@ -103,11 +103,24 @@ def imported_modules(path: Path) -> set[str]:
 @contextmanager
 def exclusive(directory: Path, what: str, timeout_s: float = 3600.0) -> Iterator[None]:
     """Hold a directory's lock, so that two makes at once work one after the other."""
+    lock = _acquire(directory, what, timeout_s)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _acquire(directory: Path, what: str, timeout_s: float) -> FileLock:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with FileLock(directory / ".lock", timeout=timeout_s):
-            yield
+        lock = FileLock(directory / ".lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            print(f"waiting for another process that is making {what} ...", flush=True)
+            lock.acquire(timeout=timeout_s)
     except Timeout as error:
-        raise UserError(f"{what} is being made by another process (lock in {directory})") from error
+        raise UserError(f"{what} is still being made by another process (lock in {directory})") from error
     except OSError as error:
-        raise UserError(f"cannot write in {directory}: {error.strerror}") from error
+        raise UserError(f"cannot write in {directory}: {error.strerror}. Check permissions.") from error
+    return lock

@@ -27,7 +27,7 @@ class HiF8Linear(nn.Linear):
     state: ScalingState
     input_slot: int
     weight_slot: int
-    _cache: tuple[tuple[int, int, int], Tensor] | None = None
+    _cache: tuple[tuple[int, int, int, bool], Tensor] | None = None
 
     @classmethod
     def from_float(cls, linear: nn.Linear, state: ScalingState, input_slot: int) -> HiF8Linear:
@@ -65,7 +65,9 @@ class HiF8Linear(nn.Linear):
 
     def _quantized_weight(self) -> Tensor:
         """Quantized once per optimizer step (and once in all when frozen), not once per micro-batch."""
-        key = (self.state.generation, self.weight._version, self.weight.data_ptr())
+        # A pass that records must not reuse what one that doesn't (no_grad) left: its amax would be lost.
+        version, place = self.weight._version, self.weight.data_ptr()
+        key = (self.state.generation, version, place, self.state.recording)
         if self._cache is None or self._cache[0] != key:
             self._cache = (key, self._quantize(self.weight_slot, self.weight))
         return self._cache[1]

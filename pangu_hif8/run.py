@@ -18,6 +18,7 @@ from pangu_hif8.prepared import Prepared
 # GNU OpenMP's threads spin at a barrier for so long that a second program on the same cores slows a step
 # eightfold; a shorter spin costs nothing on an idle machine. It has to be set before torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what makes CUDA's matmuls repeatable
 
 TRAIN_LIBRARIES = ("torch", "transformers", "accelerate", "numpy")
 EVAL_LIBRARIES = (*TRAIN_LIBRARIES, "lm_eval", "datasets")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -51,8 +52,8 @@ def make_deterministic(seed: int, num_threads: int) -> None:
 
 
 def build_model(config: RunConfig, prepared: Prepared) -> tuple[nn.Module, ScalingState | None]:
-    """The base model, converted when the run quantizes."""
-    model, _ = load_base(prepared.model_dir)
+    """The base model on the device that Accelerate picks, converted when the run quantizes."""
+    model = load_base(prepared.model_dir)[0].to(PartialState().device)
     if config.quantization is None:
         return model, None
     blocks = (config.model.num_first_hp_blocks, config.model.num_last_hp_blocks)
@@ -99,6 +100,7 @@ def _facts(
     if config.quantization and (not converted or switched is None):
         raise UserError(f"{config.run_name} is labelled HiF8 and never quantized; nothing is written")
     facts = {
+        "device": str(next(model.parameters()).device),
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "num_linears": _num_linears(model),
         "num_converted_linears": len(converted),
@@ -215,8 +217,16 @@ def _timing(config: RunConfig, records: list[StepRecord]) -> dict[str, Any]:
         "seconds_per_step_median": round(statistics.median(r.seconds for r in records), 4),
         "peak_rss_mb": peak_rss_mb(),
         "num_threads": config.train.num_threads,
-        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+        "machine": f"{platform.system()} {platform.machine()}, {cpu_name()}",
     }
+
+
+def cpu_name() -> str:
+    """The processor's name where Linux tells it, else what Python knows."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown processor")
 
 
 def peak_rss_mb() -> float:

@@ -105,7 +105,7 @@ def test_train_code_covers_the_numerics_and_not_the_report():
 
 def test_a_locked_directory_is_waited_for_then_refused(tmp_path):
     second = freshness.exclusive(tmp_path, "E5", timeout_s=0.1)
-    message = "E5 is being made by another process"
+    message = "E5 is still being made by another process"
     with freshness.exclusive(tmp_path, "E5"), pytest.raises(UserError, match=message):
         second.__enter__()
 

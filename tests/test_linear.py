@@ -130,6 +130,23 @@ def test_weight_is_quantized_once_a_step_and_again_after_the_optimizer():
     assert layer._cache[1] is not cached
 
 
+def test_evaluation_between_steps_loses_no_weight_amax():
+    histories = []
+    for evaluate in (False, True):
+        _, layer, state = pair("max_window")
+        state.set_mode("quantize")
+        x = torch.full((1, 8), 2.0)
+        for _ in range(2):
+            if evaluate:
+                with torch.no_grad():
+                    layer(x)
+            layer(x)
+            state.update()
+        assert not state.num_skipped.any()
+        histories.append(state.history)
+    assert torch.equal(*histories)
+
+
 def test_a_layer_called_twice_has_one_entry_the_larger():
     _, layer, state = pair()
     state.set_mode("quantize")
