@@ -67,15 +67,16 @@ help:
 
 venv:
 	@for candidate in $(or $(PYTHON),python3.11 python3 python3.12 python3.13 python3.14 python); do \
-	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  if "$$candidate" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	    exec "$$candidate" tools/install.py $(VENV); \
 	  fi; \
 	done; \
-	echo "error: no Python 3.11 or newer found; install one or name it: make PYTHON=/path/to/python3" >&2; exit 1
+	echo "error: no Python 3.11 or newer with venv found; install one (Debian: python3-venv) or name it: make PYTHON=/path/to/python3" >&2; exit 1
 
 # One process looks at everything first (exit 3: there is work), so that a second call takes seconds.
-reproduce: venv
-	+@started=$$(date +%s); $(RUN) status $(SCOPE); code=$$?; \
+reproduce:
+	+@started=$$(date +%s); $(MAKE) --no-print-directory venv || exit $$?; \
+	$(RUN) status $(SCOPE); code=$$?; \
 	if [ $$code -ne 3 ]; then exit $$code; fi; \
 	$(MAKE) --no-print-directory pipeline && $(RUN) summary --profile $(PROFILE) --started $$started
 

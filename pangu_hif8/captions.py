@@ -96,10 +96,7 @@ def scale_jitter(results: ProfileResults) -> str:
         found = jitter_table(results, name, "input")["jitter"]
         return f"{found.median():.3f}" if len(found) else "too few steps"
 
-    return (
-        f"Median jitter of input scales in octaves: {_listed(_quantized(results), text)}; most-recent "
-        "moves as much as current scaling, one step later."
-    )
+    return f"Median jitter of input scales in octaves: {_listed(_quantized(results), text)}."
 
 
 def benchmarks(results: ProfileResults) -> str:

@@ -85,8 +85,9 @@ CLAIMS: dict[str, ClaimRule] = {
             "-",
             ("E0", "E1", "E2", "E6", "E7"),
             hidden_failures,
-            "accuracy falls (most-recent against its baseline; E1 against E0 and E6) while APE stays under "
-            f"C2's limit, and E1's training loss is not more than {NATS} above E6's; no fall, nothing hidden",
+            "accuracy falls (E2 or E7 against its baseline; E1 against E0 and E6) while that run's APE stays "
+            f"under C2's limit, and E1's last training losses are not more than {NATS} above E6's; no fall, "
+            "nothing hidden",
         ),
         ClaimRule(
             "C4",

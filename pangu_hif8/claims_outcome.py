@@ -9,7 +9,7 @@ from pangu_hif8.comparisons import (
     compare_accuracy,
     compare_answer_nll,
     compare_heldout,
-    mean_loss,
+    late_loss_difference,
     saturation_interval,
 )
 from pangu_hif8.judgement import (
@@ -25,7 +25,6 @@ from pangu_hif8.judgement import (
     at_least,
     at_most,
     combine,
-    exactly,
     is_lower,
     nats,
     numbers_of,
@@ -111,10 +110,10 @@ def _hidden(failure: str, hidden: str) -> str:
 
 def _hidden_forgetting(results: ProfileResults) -> Part:
     forgot = _forgets_items(results)
-    high, low = mean_loss(results, "E1"), mean_loss(results, "E6")
-    hidden = exactly(high - low <= HELDOUT_MARGIN_NATS)
-    text = f"{forgot.text}, while E1's training loss at the end is {high - low:+.3f} nats from E6's"
-    numbers = forgot.numbers | {"training_loss_difference_nats": round(high - low, 6)}
+    late = late_loss_difference(results, "E1", "E6")
+    hidden = at_most(late, HELDOUT_MARGIN_NATS)
+    text = f"{forgot.text}, while E1's training loss over the last quarter is {nats(late)} from E6's"
+    numbers = forgot.numbers | numbers_of("training_loss_difference_nats", late)
     return Part("forgetting hides in the training loss", _hidden(forgot.verdict, hidden), text, numbers)
 
 

@@ -165,8 +165,10 @@ def _never_saturates(results: ProfileResults) -> Part:
 
 
 def _jitters(results: ProfileResults) -> Part:
+    # gate_proj and up_proj have one input: it counts once
     tables = [
-        jitter_table(results, name, "input").set_index(["block", "layer"])["jitter"] for name in ("E4", "E5")
+        table.loc[table["layer"] != "up_proj"].set_index(["block", "layer"])["jitter"]
+        for table in (jitter_table(results, name, "input") for name in ("E4", "E5"))
     ]
     joined = pd.concat(tables, axis=1, keys=["current", "window"], join="inner").dropna()
     if len(joined) < 2:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from pangu_hif8.errors import UserError
@@ -129,6 +130,25 @@ def _status(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.export_run import export_run
+
+    out, profile, seed = Path(arguments.out), arguments.profile, arguments.seed
+    print(export_run(arguments.run, out, profile=profile, seed=seed))
+    return 0
+
+
+def _format(arguments: argparse.Namespace) -> int:
+    if arguments.figure is not None:
+        from pangu_hif8.format_figure import save_format_figure
+
+        save_format_figure(Path(arguments.figure))
+    from pangu_hif8.hif8_info import table_text
+
+    print(table_text())
+    return 0
+
+
 def _lab(arguments: argparse.Namespace) -> int:
     from pangu_hif8.kernel import environment
     from pangu_hif8.paths import NOTEBOOKS_DIR
@@ -178,7 +198,13 @@ def build_parser() -> argparse.ArgumentParser:
         "profile",
         "scope",
     )
-    add("lab", _lab, "JupyterLab on this interpreter").add_argument("rest", nargs="*", metavar="OPTION")
+    add("export", _export, "write a run's model as an 8-bit HiF8 checkpoint, and its sizes", "export")
+    add("format", _format, "print HiF8's 256 codes").add_argument(
+        "--figure", metavar="FILE", help="also draw its precision beside other formats, as .png or .svg"
+    )
+    add("lab", _lab, "JupyterLab on this interpreter").add_argument(
+        "rest", nargs=argparse.REMAINDER, metavar="OPTION"
+    )
     return parser
 
 
@@ -187,12 +213,20 @@ def _add_scope(command: argparse.ArgumentParser) -> None:
     command.add_argument("--only", default="", help='experiments, as "E5 E8"; all by default')
 
 
+def _add_export(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", metavar="RUN", help="E2 to E8, or a run's directory")
+    command.add_argument("out", metavar="OUT", help="a directory that does not exist yet")
+    command.add_argument("--profile", help="of the experiment RUN; laptop by default")
+    command.add_argument("--seed", type=_whole, help="of the experiment RUN; 0 by default")
+
+
 _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], object]] = {
     "experiment": lambda c: c.add_argument("experiment", help="E0 to E8 (stage: or report)"),
     "profile": lambda c: c.add_argument("--profile", default="laptop"),
     "seed": lambda c: c.add_argument("--seed", type=_whole, default=0),
     "timeout": lambda c: c.add_argument("--timeout", type=_seconds, help="seconds for the notebook"),
     "scope": _add_scope,
+    "export": _add_export,
 }
 
 

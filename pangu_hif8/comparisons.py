@@ -138,6 +138,15 @@ def ape_interval(results: ProfileResults, experiment: str, baseline: str, quanti
     return mean_interval(table.loc[table["quantized"] | (not quantized), "ape_pct"])
 
 
+def late_loss_difference(
+    results: ProfileResults, experiment: str, baseline: str, last_share: float = 0.25
+) -> Interval:
+    """Training loss minus the baseline's over the last quarter of the steps, nats, paired by step."""
+    q, b = _mean_over_seeds(_pairs(results, experiment, baseline), lambda run: _steps(run)["loss"])
+    num_late = max(1, round(q.size * last_share))
+    return paired_loss_difference(q[-num_late:], b[-num_late:])
+
+
 def mean_loss(results: ProfileResults, experiment: str, last_share: float = 0.25) -> float:
     """Mean training loss over the last quarter of the steps, over seeds, in nats."""
     tails = [

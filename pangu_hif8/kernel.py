@@ -76,6 +76,7 @@ def environment(offline: bool = True, text_bars: bool = True) -> dict[str, str]:
         "JUPYTER_PATH": os.pathsep.join(filter(None, paths)),
         "PYTHONPATH": os.pathsep.join(filter(None, imports)),
         "PYTHONHASHSEED": "0",
+        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000"),  # see run.py
         "TOKENIZERS_PARALLELISM": "false",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         **QUIET,

@@ -152,11 +152,10 @@ def record_share(history_len: ArrayLike) -> Floats:
 def expected_record_share(num_steps: int, window: int, prefilled: int = 0) -> float:
     """Mean of the record law over steps whose history grows from `prefilled` to `window` entries.
 
-    A first step without history has nothing to exceed and is left out.
+    A first step without history is scaled by itself and can't saturate: it counts as 0.
     """
     lengths = np.minimum(np.arange(num_steps) + prefilled, window)
-    lengths = lengths[lengths >= 1]
-    return float(record_share(lengths).mean()) if lengths.size else float("nan")
+    return float(np.where(lengths >= 1, record_share(np.maximum(lengths, 1)), 0.0).mean())
 
 
 def scale_jitter(estimates: ArrayLike) -> float:

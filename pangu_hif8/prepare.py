@@ -139,7 +139,8 @@ def _shards_inputs(profile: Profile, base: Path) -> dict[str, str]:
     return wheels | {
         "settings": digest(profile.data.model_dump()),
         "tokenizer": sha256_file(base / "model" / TOKENIZER_FILE),
-        "code": source_digest("texts"),
+        "code": source_digest("texts", "models"),
+        "tokenizers": version("tokenizers"),
     }
 
 
@@ -172,7 +173,7 @@ def _build_shards(profile: Profile, base: Path, offline: bool, target: Path) -> 
     eos_id, add_bos_token = _eos_id(tokenizer), bos_rule(tokenizer)
     texts.build_shards(
         profile.data,
-        lambda text: list(tokenizer(text, add_special_tokens=add_bos_token).input_ids),
+        texts.encoder(tokenizer, add_bos_token),
         eos_id,
         target,
         offline=offline,

@@ -89,9 +89,10 @@ class Report:
 HOW_SURE = (
     "**How sure.** Every comparison is paired: same starting weights, same tokens in the same order, same "
     "items. Brackets are 95% intervals: over items for accuracy (Agresti-Min), over sequences for held-out "
-    "loss, over steps for saturation and APE. They hold for these runs; how much another seed would differ "
-    "is only seen where several seeds were run. A verdict is given only when the whole interval lies on one "
-    "side of its threshold."
+    "loss, over steps, taken as independent, for saturation and APE. They hold for these runs; how much "
+    "another seed would differ is only seen where several seeds were run. A verdict is given only when the "
+    "whole interval lies on one side of its threshold; what can be counted exactly (an estimate that equals "
+    "the step before's amax, a tensor that saturates inside its window) is judged by the count."
 )
 
 

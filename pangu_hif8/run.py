@@ -101,7 +101,8 @@ def _preflight(config: RunConfig, prepared: Prepared) -> None:
 def _train(config: RunConfig, prepared: Prepared, directory: Path) -> None:
     from pangu_hif8.train_stage import train_run
 
-    (directory / "train.stamp").unlink(missing_ok=True)
+    # What describes the old training goes first: a kill from here on leaves an incomplete run, not a mixture.
+    _forget(directory, "train.stamp", "evaluate.stamp", "run.json", "eval.json")
     write_stamp(
         directory / "train.stamp", train_inputs(config, prepared), train_run(config, prepared, directory)
     )
@@ -110,5 +111,11 @@ def _train(config: RunConfig, prepared: Prepared, directory: Path) -> None:
 def _evaluate(config: RunConfig, prepared: Prepared, directory: Path) -> None:
     from pangu_hif8.evaluate_stage import evaluate_run
 
+    _forget(directory, "evaluate.stamp", "eval.json")
     outputs = evaluate_run(config, prepared, directory)
     write_stamp(directory / "evaluate.stamp", evaluate_inputs(config, prepared, directory), outputs)
+
+
+def _forget(directory: Path, *names: str) -> None:
+    for name in names:
+        (directory / name).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -47,13 +47,28 @@ def resolve_stage(experiment: str, profile: str, seed: int) -> RunConfig:
 
 def notebook_inputs(config: RunConfig) -> dict[str, str]:
     """What decides a run's executed notebook, once training and evaluation are up to date."""
-    directory, source = directory_of(config), source_of(config.experiment)
-    return {
-        "notebook": sha256_file(source) if source.exists() else "missing",
-        "what notebooks show": source_digest(*SHOWN_BY),
+    directory = directory_of(config)
+    return notebook_sources(config) | {
         "training": output_digest(directory / "train.stamp"),
         "evaluation": output_digest(directory / "evaluate.stamp"),
     }
+
+
+def notebook_sources(config: RunConfig) -> dict[str, str]:
+    """The part of `notebook_inputs` that is known before the run."""
+    source = source_of(config.experiment)
+    return {
+        "notebook": sha256_file(source) if source.exists() else "missing",
+        "what notebooks show": source_digest(*SHOWN_BY),
+    }
+
+
+def _parameters(source: Path, profile: str, seed: int) -> dict[str, str | int | None]:
+    """Every declared parameter: an override that someone left in the source must not name itself E5."""
+    from pangu_hif8.kernel import declared_parameters
+
+    others: dict[str, str | int | None] = dict.fromkeys(declared_parameters(source))
+    return others | {"profile": profile, "seed": seed}
 
 
 def prepare_aloud(profile: str) -> Prepared:
@@ -83,7 +98,7 @@ def report_inputs(profile: str) -> dict[str, str]:
         "notebook": sha256_file(source) if source.exists() else "missing",
         "results": _tree_digest(root, runs),
         "profile": digest(load_profile(profile).model_dump()),
-        "code": source_digest("report"),
+        "code": source_digest("report", "notebook"),
         "published figures": _tree_digest(PACKAGE, (PACKAGE / "published").glob("*")),
         "training and evaluation code": source_digest("train_stage", "evaluate_stage"),
     }
@@ -103,6 +118,7 @@ def pending(profile: str, experiments: Iterable[str], seeds: Iterable[int]) -> d
 
     Prepares the profile first if needed: what a run starts from is part of the question.
     """
+    _refuse_unwritable(results_dir() / profile)
     wanted = [("E0", 0), *((e, s) for s in seeds for e in experiments if e != "E0")]
     configs = {label_of(e, s): resolve_stage(e, profile, s) for e, s in wanted}
     prepared = prepare_aloud(profile)
@@ -124,8 +140,10 @@ def stage_run(experiment: str, *, profile: str, seed: int = 0, timeout_s: float 
             source = source_of(experiment)
             _say(f"{label}: running {source.name} ({reason})")
             started = time.monotonic()
-            _execute(source, directory, {"profile": profile, "seed": seed}, label, timeout_s)
-            write_stamp(directory / "notebook.stamp", notebook_inputs(config), [directory / "executed.ipynb"])
+            shown = notebook_sources(config)
+            _execute(source, directory, _parameters(source, profile, seed), label, timeout_s)
+            inputs = notebook_inputs(config) | shown  # the sources as they were when it began
+            write_stamp(directory / "notebook.stamp", inputs, [directory / "executed.ipynb"])
             _say(f"{label}: done in {duration(time.monotonic() - started)}")
         else:
             _say(f"{label}: up to date")
@@ -164,7 +182,11 @@ def _outputs(directory: Path) -> list[Path]:
 
 
 def _execute(
-    source: Path, directory: Path, parameters: dict[str, str | int], label: str, timeout_s: float | None
+    source: Path,
+    directory: Path,
+    parameters: Mapping[str, str | int | None],
+    label: str,
+    timeout_s: float | None,
 ) -> None:
     import nbformat
 
@@ -172,6 +194,7 @@ def _execute(
 
     failed = directory / "failed.ipynb"
     failed.unlink(missing_ok=True)
+    (directory / "executed.ipynb").unlink(missing_ok=True)  # it shows results that are being replaced
     try:
         notebook = execute(source, parameters, label=label, timeout_s=timeout_s)
     except ExecutionError as error:
@@ -188,6 +211,14 @@ def _alone(profile: str, label: str, directory: Path) -> Iterator[None]:
 
     The lock lies in the cache: the kernel takes the one in the run's directory itself.
     """
+    _refuse_unwritable(directory)
+    with exclusive(
+        cache_dir() / "locks" / f"{profile}-{label.replace(' ', '-')}", label, timeout_s=24 * 3600
+    ):
+        yield
+
+
+def _refuse_unwritable(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
@@ -196,10 +227,6 @@ def _alone(profile: str, label: str, directory: Path) -> Iterator[None]:
         raise UserError(
             f"cannot write in {directory}: {error.strerror}; mend that or set PANGU_HIF8_RESULTS"
         ) from error
-    with exclusive(
-        cache_dir() / "locks" / f"{profile}-{label.replace(' ', '-')}", label, timeout_s=24 * 3600
-    ):
-        yield
 
 
 def duration(seconds: float) -> str:

