@@ -72,7 +72,8 @@ def tracks_loss(results: ProfileResults) -> list[Part]:
     text = (
         f"APE is {found.value:.4f}% [{found.low:.4f}, {found.high:.4f}] over the quantized steps "
         f"({every.value:.4f}% over all), the paper's {paper.ape_pct(after_warmup=True):.4f}% "
-        f"({paper.ape_pct():.4f}%)"
+        f"({paper.ape_pct():.4f}%); a step's loss is over {results.tokens_per_step:,} tokens here, over "
+        f"{paper.TOKENS_PER_STEP:,} there"
     )
     numbers = numbers_of("ape_quantized_pct", found) | numbers_of("ape_all_pct", every)
     return [Part("APE", at_most(found, ape_limit_pct()), text, numbers)]

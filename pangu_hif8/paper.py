@@ -18,6 +18,7 @@ from pangu_hif8.paths import PROFILES_DIR
 
 PACKAGE_DATA = PROFILES_DIR.parent / "published"
 
+TOKENS_PER_STEP = 1024 * 1024  # global batch times sequence length
 WARMUP_STEPS = 500  # the published run quantizes from step 501
 RUN_OF_EXPERIMENT = {
     "E1": "bf16_lr1e-4",

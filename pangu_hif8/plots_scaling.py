@@ -178,6 +178,7 @@ def plot_scale_jitter(results: ProfileResults) -> Figure | None:
             panel.set_yticks(range(1, len(names) + 1), [label(n) for n in names])
             panel.set(xlabel="std of log2 ratio (octaves)")
             panel.xaxis.set_major_locator(MaxNLocator(3))
+            panel.xaxis.set_major_formatter("{x:g}")  # no common factor that would cover the label
         axes[0].invert_yaxis()
         figure.suptitle("Scale jitter from step to step, over tensors")
     return figure

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from pangu_hif8 import tables
+from pangu_hif8 import paper, tables
 from pangu_hif8.claims import Claim, judge
 from pangu_hif8.errors import UserError
 from pangu_hif8.files import write_json, write_text
@@ -171,14 +171,14 @@ def _headline(claims: list[Claim]) -> str:
 
 def _scale(results: ProfileResults) -> str:
     train, profile = results.settings.train, results.settings
-    tokens = train.batch_size * profile.data.sequence_length
     items = ", ".join(f"{task.num_items} {task.name}" for task in profile.evaluation.tasks)
     seeds = sorted({seed for name, seed in results.runs if name != "E0"})
     return (
-        f"**Scale.** {profile.title}: {train.steps} steps of {tokens} tokens, window "
+        f"**Scale.** {profile.title}: {train.steps} steps of {results.tokens_per_step} tokens, window "
         f"{train.amax_history_len}, warm-up {train.bf16_warmup_steps} steps, seeds "
         f"{', '.join(map(str, seeds)) or 'none'}; items: {items}. "
-        "The paper: 1 billion parameters, 10,000 steps of 1,048,576 tokens, window 64, warm-up 500 steps."
+        f"The paper: 1 billion parameters, 10,000 steps of {paper.TOKENS_PER_STEP:,} tokens, window 64, "
+        f"warm-up {paper.WARMUP_STEPS} steps."
     )
 
 

@@ -52,6 +52,11 @@ class ProfileResults:
     missing: list[Missing]
     notices: list[str] = field(default_factory=list)
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.settings.train.batch_size * self.settings.data.sequence_length
+
     def of(self, experiment: str) -> list[RunResult]:
         """Runs of an experiment, by seed."""
         return [self.runs[key] for key in sorted(self.runs) if key[0] == experiment]
