@@ -24,7 +24,7 @@ from pangu_hif8.run import directory_of, stale_stages
 from pangu_hif8.terminal import Forwarder
 
 REPORT_NOTEBOOK = "09_report"
-SHOWN_BY = ("plots_run", "tables")  # modules that decide what a run's notebook shows
+SHOWN_BY = ("plots_run", "tables", "format_figure")  # modules that decide what a run's notebook shows
 RUN_FILES = ("run.json", "eval.json", "*_timing.json", "*.csv")
 
 

@@ -35,6 +35,12 @@ from pangu_hif8.paths import ROOT
         ("prepare --profile big", "unknown profile 'big'"),
         ("report --profile big", "unknown profile 'big'"),
         ("status --profile big", "unknown profile 'big'"),
+        ("export E8", "the following arguments are required: OUT"),
+        ("export E9 out", "no run in E9"),
+        ("export E8 out --profile big", "unknown profile 'big'"),
+        ("export E8 out --seed x", "a whole number from 0 is needed, got 'x'"),
+        ("export somewhere out --seed 1", "--profile and --seed would have no effect"),
+        ("format --figure format.pdf", "a figure is written as .png or .svg, not 'format.pdf'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
@@ -60,7 +66,7 @@ def test_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None
     assert "profile smoke" in out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["stage", "E9"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["stage", "E9"], ["export", "E9", "out"]])
 def test_nothing_heavy_is_loaded_for_it(arguments: list[str], tmp_path: Path) -> None:
     code = (
         "import sys; from pangu_hif8.cli import main\n"
