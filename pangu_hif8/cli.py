@@ -238,6 +238,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except SyntaxError as error:  # freshness reads the sources: one that is being edited
+        print(
+            f"error: {error.filename or 'a source file'}, line {error.lineno}: {error.msg}", file=sys.stderr
+        )
+        return 2
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         return 130

@@ -51,15 +51,21 @@ def _is_parameter(name: str, value: object) -> bool:
 def run_from_notebook(experiment: str, namespace: Mapping[str, Any]) -> Run:
     """Run an experiment with the parameters found in `namespace` (pass `globals()`).
 
-    `profile` must be there, `seed` is 0 by default, and an override that is None means: as the paper and
-    the profile say. A run that is up to date is returned at once. Raises NotebookError (one line).
+    The parameters cell declares `profile` and `seed`, and `lr` and `steps` where the run is trained; an
+    override that is None means: as the paper and the profile say. A run that is up to date is returned at
+    once. Raises NotebookError (one line).
     """
     from pangu_hif8.run import run_experiment
 
     try:
         parameters = check_parameters(namespace)
-        if "profile" not in parameters:
-            raise UserError("the notebook has no parameter profile; restore its parameters cell")
+        lost = [name for name in _declared_by(experiment) if name not in parameters]
+        if lost:  # papermill injects its own even where there is no parameters cell, and only warns
+            raise UserError(f"the notebook declares no {', '.join(lost)}; restore its parameters cell")
         return run_experiment(experiment, **parameters)
     except UserError as error:
         raise NotebookError(str(error)) from None
+
+
+def _declared_by(experiment: str) -> tuple[str, ...]:
+    return ("profile", "seed") if experiment == "E0" else ("profile", "seed", "lr", "steps")

@@ -39,7 +39,7 @@ def plot_run_loss(run_dir: Path | str) -> Figure:
         _mark_switch(loss, run)
         loss.set(ylabel="training loss\n(nats per token)")
         if loss.get_legend_handles_labels()[1]:
-            loss.legend(frameon=False, loc="upper right")
+            legend_below(figure, loss)
         norm.set(ylabel="gradient norm", xlabel="optimizer step")
         figure.suptitle(f"Training loss of {_name(run)}")
         figure.align_ylabels()

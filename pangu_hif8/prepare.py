@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from pangu_hif8 import benchmarks, texts
 from pangu_hif8.config import Profile, load_profile
 from pangu_hif8.errors import UserError
@@ -100,7 +102,7 @@ def _make(part: Part, base: Path) -> None:
     print(f"{part.name}: making it ({reason}) ...", flush=True)
     made = Path(tempfile.mkdtemp(dir=base, prefix=f"{_TEMPORARY}{part.name}-"))
     try:
-        part.build(made)
+        _build(part, made)
         made.chmod(0o755)
         _replace(made, base / part.name, stamp)
     finally:
@@ -108,6 +110,15 @@ def _make(part: Part, base: Path) -> None:
     outputs = sorted(path for path in (base / part.name).rglob("*") if path.is_file())
     write_stamp(stamp, inputs, outputs)
     print(f"{part.name}: done", flush=True)
+
+
+def _build(part: Part, target: Path) -> None:
+    try:
+        part.build(target)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"cannot make {part.name} in {target.parent}: {error}. Check free space, or set PANGU_HIF8_CACHE."
+        ) from error
 
 
 def _replace(made: Path, final: Path, stamp: Path) -> None:

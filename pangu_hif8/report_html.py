@@ -17,6 +17,12 @@ DIAGRAM_LOADER = re.compile(
 )
 
 
+WIDE_TABLES = (
+    "<style>.jp-RenderedHTMLCommon table {display: block; max-width: 100%; overflow-x: auto}"
+    " @media print {.jp-RenderedHTMLCommon table {font-size: 7pt}}</style></head>"
+)
+
+
 def write_html(executed: Path, target: Path) -> None:
     """Convert an executed notebook to a self-contained page.
 
@@ -33,7 +39,8 @@ def write_html(executed: Path, target: Path) -> None:
         "metadata": {"name": "HiF8 quantization-aware training: report", "path": str(executed.parent)}
     }
     body, _ = exporter.from_notebook_node(notebook, resources)
-    write_text(target, DIAGRAM_LOADER.sub("", EXTERNAL_SCRIPT.sub("", body)))
+    page = DIAGRAM_LOADER.sub("", EXTERNAL_SCRIPT.sub("", body))
+    write_text(target, page.replace("</head>", WIDE_TABLES, 1))
 
 
 def _read(executed: Path) -> Any:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pangu_hif8.errors import UserError
 from pangu_hif8.experiments import RunConfig, resolve
 from pangu_hif8.files import digest
 from pangu_hif8.freshness import exclusive, output_digest, source_digest, stale_reason, write_stamp
@@ -19,6 +20,8 @@ from pangu_hif8.prepared import Prepared
 # eightfold; a shorter spin costs nothing on an idle machine. It has to be set before torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what makes CUDA's matmuls repeatable
+
+MAX_SEED = 2**32 - 1  # NumPy's
 
 TRAIN_LIBRARIES = ("torch", "transformers", "accelerate", "numpy")
 EVAL_LIBRARIES = (*TRAIN_LIBRARIES, "lm_eval", "datasets")
@@ -35,6 +38,16 @@ class Run:
 def directory_of(config: RunConfig) -> Path:
     """The directory that a run owns."""
     return run_dir(config.profile, config.run_name, config.seed)
+
+
+def resolve_run(experiment: str, profile: str, seed: int = 0, **overrides: Any) -> RunConfig:
+    """`resolve`, for a run that can be made: E0, which nothing random touches, has seed 0 only."""
+    config = resolve(experiment, profile, seed, **overrides)
+    if experiment == "E0" and seed != 0:
+        raise UserError("E0 is the untouched checkpoint; it has seed 0 only")
+    if seed > MAX_SEED:
+        raise UserError(f"seed {seed} is too large; the largest is {MAX_SEED}")
+    return config
 
 
 def train_inputs(config: RunConfig, prepared: Prepared) -> dict[str, str]:
@@ -76,7 +89,7 @@ def run_experiment(experiment: str, *, profile: str, seed: int = 0, **overrides:
     `overrides` are the fields of `experiments.Overrides`; None means as the paper and the profile say.
     Raises UserError for anything that the user can mend. Files: see `train_stage`, `evaluate_stage`.
     """
-    config = resolve(experiment, profile, seed, **overrides)
+    config = resolve_run(experiment, profile, seed, **overrides)
     prepared = prepare(profile)
     directory = directory_of(config)
     with exclusive(directory, f"{config.run_name} seed {seed}"):

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from pangu_hif8.config import load_profile
 from pangu_hif8.errors import UserError
-from pangu_hif8.experiments import RunConfig, get_experiment, resolve
+from pangu_hif8.experiments import RunConfig, get_experiment
 from pangu_hif8.files import digest, sha256_file, write_text
 from pangu_hif8.freshness import PACKAGE, exclusive, output_digest, source_digest, stale_reason, write_stamp
 from pangu_hif8.paths import NOTEBOOKS_DIR, cache_dir, report_dir, results_dir
 from pangu_hif8.prepare import Prepared, prepare
-from pangu_hif8.run import directory_of, stale_stages
+from pangu_hif8.run import directory_of, resolve_run, stale_stages
 from pangu_hif8.terminal import Forwarder
 
 REPORT_NOTEBOOK = "09_report"
@@ -36,13 +36,6 @@ def label_of(experiment: str, seed: int) -> str:
 def source_of(experiment: str) -> Path:
     """The notebook source of an experiment."""
     return NOTEBOOKS_DIR / f"{get_experiment(experiment).notebook}.ipynb"
-
-
-def resolve_stage(experiment: str, profile: str, seed: int) -> RunConfig:
-    """`resolve`, and E0 (which nothing random touches) has seed 0 only."""
-    if experiment == "E0" and seed != 0:
-        raise UserError("E0 is the untouched checkpoint; it has seed 0 only")
-    return resolve(experiment, profile, seed)
 
 
 def notebook_inputs(config: RunConfig) -> dict[str, str]:
@@ -120,7 +113,7 @@ def pending(profile: str, experiments: Iterable[str], seeds: Iterable[int]) -> d
     """
     _refuse_unwritable(results_dir() / profile)
     wanted = [("E0", 0), *((e, s) for s in seeds for e in experiments if e != "E0")]
-    configs = {label_of(e, s): resolve_stage(e, profile, s) for e, s in wanted}
+    configs = {label_of(e, s): resolve_run(e, profile, s) for e, s in wanted}
     prepared = prepare_aloud(profile)
     found = {label: run_reason(config, prepared) for label, config in configs.items()}
     found["report"] = report_reason(profile)
@@ -132,7 +125,7 @@ def stage_run(experiment: str, *, profile: str, seed: int = 0, timeout_s: float 
 
     Raises UserError with one line when the notebook fails; its copy is kept beside as failed.ipynb.
     """
-    config, label = resolve_stage(experiment, profile, seed), label_of(experiment, seed)
+    config, label = resolve_run(experiment, profile, seed), label_of(experiment, seed)
     directory = directory_of(config)
     with _alone(profile, label, directory):
         reason = run_reason(config, prepare_aloud(profile))

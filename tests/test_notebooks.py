@@ -100,10 +100,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_known_parameters_are_taken_and_everything_else_of_a_notebook_is_left(started: list[Any]) -> None:
     namespace = {
         "__name__": "__main__", "_": 3, "_i1": "x = 1", "In": ["", "x"], "Out": {1: 3}, "exit": object(),
-        "ast": ast, "Markdown": dict, "figure": object(), "profile": "smoke", "seed": 1, "lr": None,
+        "ast": ast, "Markdown": dict, "figure": object(), "profile": "smoke", "seed": 1,
+        "lr": None, "steps": None,
     }  # fmt: skip
     run_from_notebook("E5", namespace)
-    assert started == [("E5", {"profile": "smoke", "seed": 1, "lr": None})]
+    assert started == [("E5", {"profile": "smoke", "seed": 1, "lr": None, "steps": None})]
 
 
 def test_every_override_is_a_parameter() -> None:
@@ -126,9 +127,13 @@ def test_an_unknown_parameter_ends_before_anything_starts(
     assert not started
 
 
-def test_a_notebook_without_profile_is_an_error(started: list[Any]) -> None:
+@pytest.mark.parametrize("injected", [{}, {"seed": 0}, {"profile": "smoke"}, {"profile": "smoke", "seed": 1}])
+def test_a_notebook_without_its_parameters_cell_is_an_error(
+    started: list[Any], injected: dict[str, Any]
+) -> None:
     with pytest.raises(NotebookError, match="restore its parameters cell"):
-        run_from_notebook("E5", {"seed": 0})
+        run_from_notebook("E5", injected)
+    assert not started
 
 
 @pytest.mark.parametrize(
@@ -137,6 +142,7 @@ def test_a_notebook_without_profile_is_an_error(started: list[Any]) -> None:
         ("E8", {"lr": "fast"}, "lr: Input should be a valid number"),
         ("E8", {"lr": "1e-3"}, "lr: Input should be a valid number"),
         ("E8", {"lr": True}, "lr: Input should be a valid number"),
+        ("E8", {"seed": 2**32}, "seed 4294967296 is too large"),
         ("E8", {"steps": 2.5}, "steps: Input should be a valid integer"),
         ("E8", {"overflow": "clip"}, "overflow: Input should be 'saturate' or 'taper'"),
         ("E8", {"seed": "1"}, "seed must be a whole number"),
@@ -153,7 +159,7 @@ def test_a_wrong_value_ends_before_anything_is_prepared(
 ) -> None:
     monkeypatch.setattr(run, "prepare", lambda profile: pytest.fail("prepared"))
     with pytest.raises(UserError, match=words):
-        run_from_notebook(experiment, {"profile": "smoke", "seed": 0} | values)
+        run_from_notebook(experiment, {"profile": "smoke", "seed": 0, "lr": None, "steps": None} | values)
 
 
 @pytest.mark.parametrize("experiment", ["E0", "E1", "E8"])

@@ -113,7 +113,8 @@ def test_a_failing_cell_leaves_no_result_and_says_why_in_one_line(source: Path) 
 def test_a_user_error_comes_through_as_it_is(source: Path) -> None:
     write_notebook(
         source,
-        "from pangu_hif8.notebook import run_from_notebook\nlr = 'fast'\nrun_from_notebook('E5', globals())",
+        "from pangu_hif8.notebook import run_from_notebook",
+        "lr = 'fast'\nsteps = None\nrun_from_notebook('E5', globals())",
     )
     with pytest.raises(
         UserError, match=r"^E5 seed 0: parameters of E5: lr: Input should be a valid number"
