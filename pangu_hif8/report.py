@@ -36,6 +36,23 @@ TABLES: dict[str, tuple[str, Callable[[ProfileResults], pd.DataFrame]]] = {
 }
 
 
+# Columns that fit a page; the CSV has all.
+SHOWN = {
+    "benchmarks": (
+        "experiment",
+        "run",
+        "task",
+        "accuracy_pct",
+        "stderr_pct",
+        "drop_pct",
+        "paper_drop_pct",
+        "difference_points",
+        "difference_low",
+        "difference_high",
+    )
+}
+
+
 @dataclass(frozen=True)
 class ReportFigureFile:
     """A figure on disk and the sentence computed for it."""
@@ -128,7 +145,8 @@ def _tabulate(name: str, results: ProfileResults, directory: Path) -> ReportTabl
 
 
 def _write_table(name: str, title: str, table: pd.DataFrame, directory: Path) -> ReportTable:
-    shown = tables.to_markdown(table.dropna(axis="columns", how="all"))
+    columns = [c for c in SHOWN.get(name, table.columns) if c in table]
+    shown = tables.to_markdown(table[columns].dropna(axis="columns", how="all"))
     write_text(directory / f"{name}.csv", table.to_csv(index=False, lineterminator="\n", float_format="%.8g"))
     write_text(directory / f"{name}.md", shown)
     return ReportTable(name, title, table, shown)
