@@ -47,8 +47,7 @@ SHOWN = {
         "drop_pct",
         "paper_drop_pct",
         "difference_points",
-        "difference_low",
-        "difference_high",
+        "mcnemar_p",
     )
 }
 
