@@ -202,9 +202,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("format", _format, "print HiF8's 256 codes").add_argument(
         "--figure", metavar="FILE", help="also draw its precision beside other formats, as .png or .svg"
     )
-    add("lab", _lab, "JupyterLab on this interpreter").add_argument(
-        "rest", nargs=argparse.REMAINDER, metavar="OPTION"
-    )
+    add("lab", _lab, "JupyterLab on this interpreter; other options are handed to it")
     return parser
 
 
@@ -230,10 +228,20 @@ _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], object]] = {
 }
 
 
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Everything known, except that `lab` hands what it does not know to JupyterLab."""
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command != "lab":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = _parse(argv)
         status: int = arguments.action(arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -119,3 +119,19 @@ def test_an_interruption_is_exit_130(
     monkeypatch.setattr(stages, "pending", interrupted)
     assert cli.main(["status", "--profile", "smoke"]) == 130
     assert "run the same command again" in capsys.readouterr().err
+
+
+def test_lab_hands_its_options_on_and_no_other_command_takes_unknown_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        seen.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert cli.main(["lab", "--no-browser", "--port", "9999"]) == 0
+    assert seen[0][-3:] == ["--no-browser", "--port", "9999"]
+    assert cli.main(["list", "--no-browser"]) == 2
+    assert "unrecognized arguments: --no-browser" in capsys.readouterr().err
