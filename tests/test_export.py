@@ -1,4 +1,4 @@
-"""An exported checkpoint: the frozen model's logits bit for bit, 8 bits a weight, closed to all else."""
+"""An exported model gives the frozen model's numbers from 8-bit codes; what can't be exported."""
 
 from __future__ import annotations
 
@@ -6,83 +6,27 @@ import json
 from pathlib import Path
 from typing import Any
 
+import exports
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from exports import (
+    ALGORITHMS,
+    LAYER,
+    TOKENS,
+    frozen_llama,
+    logits,
+    scaling_state,
+)
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pangu_hif8.codes_linear import HiF8CodesLinear
-from pangu_hif8.config import QuantConfig
 from pangu_hif8.errors import UserError
 from pangu_hif8.export import export_hif8, load_hif8
 from pangu_hif8.export_files import CONFIG_FILE, TENSORS_FILE
-from pangu_hif8.files import digest, sha256_file, write_json
-from pangu_hif8.linear import converted_linears, prepare_qat
+from pangu_hif8.linear import converted_linears
 
-TOKENS = torch.randint(0, 64, (3, 11), generator=torch.Generator().manual_seed(5))
-ALGORITHMS = ("most_recent", "exponential_smoothing", "current", "max_window")
-LAYER = "model.layers.1.mlp.gate_proj"
-
-
-def frozen_llama(
-    algo: str = "max_window", overflow: str = "saturate", dtype: torch.dtype = torch.float32, **more: Any
-) -> LlamaForCausalLM:
-    """A tiny Llama of 4 blocks, 2 quantized, after two training steps, its scales frozen."""
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=4, **(sizes | more))).to(dtype)
-    state = prepare_qat(model, QuantConfig(amax_compute_algo=algo, overflow=overflow), 1, 1)
-    state.set_mode("quantize")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for _ in range(2):
-        model(input_ids=TOKENS, labels=TOKENS).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        state.update()
-    state.set_mode("frozen")
-    return model.eval()
-
-
-def scaling_state(model: LlamaForCausalLM) -> Any:
-    return model.get_submodule(LAYER).state
-
-
-def logits(model: Any) -> torch.Tensor:
-    with torch.no_grad():
-        return model(input_ids=TOKENS).logits
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One good export, not to be changed."""
-    out = tmp_path_factory.mktemp("export") / "out"
-    export_hif8(frozen_llama(), out)
-    return out
-
-
-@pytest.fixture
-def copy(exported: Path, tmp_path: Path) -> Path:
-    """The same to damage."""
-    out = tmp_path / "copy"
-    out.mkdir()
-    for path in exported.iterdir():
-        (out / path.name).write_bytes(path.read_bytes())
-    return out
-
-
-def change_config(out: Path, **changes: Any) -> None:
-    """Change the configuration as someone would who knows the format: with a digest that fits."""
-    values = json.loads((out / CONFIG_FILE).read_text())
-    values = {k: v for k, v in (values | changes).items() if k != "settings_sha256" and v is not None}
-    write_json(out / CONFIG_FILE, values | {"settings_sha256": digest(values)})
-
-
-def change_tensors(out: Path, **changes: torch.Tensor | None) -> None:
-    """Change, add or (None) remove tensors, with a sha256 that fits."""
-    tensors = load_file(out / TENSORS_FILE) | changes
-    save_file({name: t for name, t in tensors.items() if t is not None}, out / TENSORS_FILE)
-    change_config(out, tensors_sha256=sha256_file(out / TENSORS_FILE))
-
+exported = exports.exported  # fixtures
 
 # ---- the same numbers ----------------------------------------------------------------------------------
 
@@ -319,145 +263,6 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
     blocked.write_text("")
     with pytest.raises(UserError, match="cannot write"):
         export_hif8(frozen_llama(), blocked / "out")
-
-
-# ---- what can't be loaded ------------------------------------------------------------------------------
-
-
-def unloadable(out: Path, words: str) -> None:
-    with pytest.raises(UserError, match=words) as caught:
-        load_hif8(out)
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def test_no_export_and_foreign_files_are_refused(copy, tmp_path):
-    unloadable(tmp_path / "nowhere", "holds no exported HiF8 model")
-    unloadable(copy / TENSORS_FILE, "holds no exported HiF8 model")
-    frozen_llama().config.save_pretrained(tmp_path / "hub")
-    unloadable(tmp_path / "hub", "holds no exported HiF8 model")
-    for text in ('{"model_type": "llama"}', "[1, 2]", '{"format": "gguf", "version": 1}', "null"):
-        (copy / CONFIG_FILE).write_text(text)
-        unloadable(copy, "no configuration of an exported HiF8 model")
-
-
-def test_a_newer_version_is_named_as_such(copy):
-    change_config(copy, version=2, novelty=True)
-    unloadable(copy, "format version 2, this pangu_hif8 reads up to 1; update it")
-
-
-@pytest.mark.parametrize("version", ["1", True, 0, 1.0, -3])
-def test_a_version_that_never_was_is_refused(version, copy):
-    change_config(copy, version=version)
-    unloadable(copy, "states no version that exists")
-
-
-def test_every_cut_of_a_file_is_refused(copy):
-    for name in (CONFIG_FILE, TENSORS_FILE):
-        whole = (copy / name).read_bytes()
-        for length in {0, 1, 7, 8, 100, len(whole) // 2, len(whole) - 2}:
-            (copy / name).write_bytes(whole[:length])
-            unloadable(copy, "damaged|no configuration|states no version")
-        (copy / name).write_bytes(whole + whole[:8])
-        unloadable(copy, "damaged")
-        (copy / name).write_bytes(whole)
-    load_hif8(copy)
-
-
-def test_a_flipped_byte_anywhere_is_refused(copy):
-    generator = torch.Generator().manual_seed(0)
-    for name in (CONFIG_FILE, TENSORS_FILE):
-        whole = (copy / name).read_bytes()
-        for place in torch.randint(0, len(whole) - 1, (40,), generator=generator).tolist():
-            flipped = bytearray(whole)
-            flipped[place] ^= 0x01
-            (copy / name).write_bytes(flipped)
-            unloadable(copy, ".")
-        (copy / name).write_bytes(whole)
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"{" * 100_000, b'{"format": NaN', b"[" * 100_000])
-def test_a_configuration_that_is_no_json_is_refused(content, copy):
-    (copy / CONFIG_FILE).write_bytes(content)
-    unloadable(copy, "damaged or cut short")
-
-
-def test_a_pickle_is_refused_and_never_read(copy, monkeypatch):
-    monkeypatch.setattr(torch, "load", lambda *a, **k: pytest.fail("torch.load"))
-    monkeypatch.setattr("pickle.load", lambda *a, **k: pytest.fail("pickle"))
-    torch.save({"x": torch.ones(1)}, copy / TENSORS_FILE)
-    unloadable(copy, "sha256 differs")
-    change_config(copy, tensors_sha256=sha256_file(copy / TENSORS_FILE))
-    unloadable(copy, "can't be read")
-
-
-def test_a_missing_tensor_file_is_named(copy):
-    (copy / TENSORS_FILE).unlink()
-    unloadable(copy, f"{TENSORS_FILE} is missing")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"lm_head.weight": None}, "1 tensors are missing, first lm_head.weight"),
-        ({f"{LAYER}.weight_codes": None}, "missing, first model.layers.1.mlp.gate_proj.weight_codes"),
-        ({f"{LAYER}.input_scale": None}, "missing, first model.layers.1.mlp.gate_proj.input_scale"),
-        ({"model.rotary_emb.inv_freq": None}, "missing, first model.rotary_emb.inv_freq"),
-        ({"model.extra": torch.zeros(2)}, "1 tensors are unexpected, first model.extra"),
-        ({f"{LAYER}.weight": torch.zeros(48, 32)}, "unexpected"),
-        ({f"{LAYER}.weight_codes": torch.zeros(32, 48, dtype=torch.uint8)}, r"torch.uint8 \[48, 32\]"),
-        ({f"{LAYER}.weight_codes": torch.zeros(48, 32)}, r"expected torch.uint8 \[48, 32\]"),
-        ({f"{LAYER}.weight_codes": torch.zeros(48, 32, dtype=torch.int8)}, "torch.int8"),
-        ({f"{LAYER}.weight_scale": torch.ones(1)}, r"expected float \[\]"),
-        ({"lm_head.weight": torch.zeros(64, 32, dtype=torch.int32)}, r"expected float \[64, 32\]"),
-        ({"lm_head.weight": torch.zeros(63, 32)}, r"expected float \[64, 32\]"),
-        ({f"{LAYER}.weight_scale": torch.ones((), dtype=torch.float16)}, "not a finite float32 above zero"),
-        *(
-            ({f"{LAYER}.{part}": torch.tensor(value)}, "not a finite float32 above zero")
-            for part in ("weight_scale", "input_scale")
-            for value in (float("nan"), float("inf"), -1.0, 0.0)
-        ),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_tensors_that_do_not_fit_are_refused(changes, words, copy):
-    change_tensors(copy, **changes)
-    unloadable(copy, words)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"layers": []}, "layers must be named"),
-        ({"layers": [LAYER, LAYER]}, "layers must be named"),
-        ({"layers": ["model.layers.9.mlp.gate_proj"]}, "no layer model.layers.9.mlp.gate_proj"),
-        ({"layers": [""]}, "not a plain linear"),
-        ({"layers": ["model.norm"]}, "not a plain linear"),
-        ({"layers": [LAYER]}, "missing"),
-        ({"layers": "all"}, "layers: Input should be a valid list"),
-        ({"input_scale": "current"}, "contradicts max_window"),
-        ({"attn_implementation": "kernels-community/flash-attn"}, "attn_implementation: Input should be"),
-        ({"novelty": 1}, "novelty: Extra inputs"),
-        ({"quantization": {"amax_compute_algo": "median"}}, "amax_compute_algo"),
-        ({"model": {}}, "no model can be built"),
-        ({"model": {"model_type": "rnn-t"}}, "no model can be built"),
-        ({"model": {"model_type": "gpt2"}}, "only Llama-like"),
-        ({"model": {"model_type": "llama", "hidden_size": "wide"}}, "no model can be built"),
-    ],
-    ids=str,
-)
-def test_configurations_that_make_no_sense_are_refused(changes, words, copy):
-    change_config(copy, **changes)
-    unloadable(copy, words)
-
-
-def test_code_that_a_configuration_names_is_not_run(copy, monkeypatch):
-    monkeypatch.setattr(
-        "transformers.models.auto.auto_factory.get_class_from_dynamic_module",
-        lambda *a, **k: pytest.fail("remote code"),
-    )
-    values = json.loads((copy / CONFIG_FILE).read_text())["model"]
-    change_config(copy, model=values | {"auto_map": {"AutoModelForCausalLM": "evil/repo--modeling.Evil"}})
-    assert torch.equal(logits(load_hif8(copy)), logits(frozen_llama()))
 
 
 # ---- the tokenizer -------------------------------------------------------------------------------------
