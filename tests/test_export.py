@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import exports
+import frozen_models
 import pytest
 import torch
-from exports import (
+from frozen_models import (
     ALGORITHMS,
     LAYER,
     TOKENS,
@@ -26,7 +26,7 @@ from pangu_hif8.export import export_hif8, load_hif8
 from pangu_hif8.export_files import CONFIG_FILE, TENSORS_FILE
 from pangu_hif8.linear import converted_linears
 
-exported = exports.exported  # fixtures
+exported = frozen_models.exported  # fixtures
 
 # ---- the same numbers ----------------------------------------------------------------------------------
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import exports
+import frozen_models
 import pytest
 import torch
-from exports import (
+from frozen_models import (
     LAYER,
     change_config,
     change_tensors,
@@ -21,7 +21,7 @@ from pangu_hif8.export import load_hif8
 from pangu_hif8.export_files import CONFIG_FILE, TENSORS_FILE
 from pangu_hif8.files import sha256_file
 
-exported, copy = exports.exported, exports.copy  # fixtures
+exported, copy = frozen_models.exported, frozen_models.copy  # fixtures
 
 # ---- what can't be loaded ------------------------------------------------------------------------------
 
