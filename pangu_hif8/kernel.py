@@ -25,6 +25,7 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 
 from pangu_hif8.errors import UserError
 from pangu_hif8.files import digest, write_json
+from pangu_hif8.lm_tasks import OFFLINE
 from pangu_hif8.paths import ROOT, cache_dir
 from pangu_hif8.terminal import Forwarder
 
@@ -32,7 +33,6 @@ KERNEL_NAME = "python3"  # the name in the sources' metadata, so that an execute
 TEXT_BARS = "--IPKernelApp.exec_lines=from pangu_hif8.terminal import use_text_bars; use_text_bars()"
 # Libraries' bars for things that take a second; our own say what takes time.
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 @dataclass
