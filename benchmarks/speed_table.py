@@ -1,4 +1,4 @@
-"""From measured times to format_speed.csv and format_speed.md: medians, ratios to a copy, and the machine."""
+"""From measured times to format_speed.csv and format_speed.md: goals, medians, ratios to a copy, machine."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from speed_goals import goals_table
 
 from pangu_hif8.files import write_text
 
@@ -55,11 +56,12 @@ def write_tables(
 ) -> str:
     """Write both files; returns the Markdown. `busy`: cores busy with other work before and after."""
     medians = {(m.name, m.setting): m.median_ms for m in found}
-    write_text(out / "format_speed.csv", as_csv(found, medians))
+    table = as_csv(found, medians)
+    write_text(out / "format_speed.csv", table)
     others = " and ".join(f"{cores:.1f}" for cores in busy)
     head = [*machine(), f"Cores busy with other work before and after: {others}.", ""]
     head += [f"{num_values:,} values; medians of {num_rounds} interleaved rounds (3 for a call over 1 s)."]
-    text = as_markdown(found, medians, head)
+    text = as_markdown(found, medians, [*head, "", *goals_table(table)])
     write_text(out / "format_speed.md", text)
     return text
 
@@ -82,7 +84,7 @@ def as_csv(found: Sequence[Measurement], medians: Medians) -> str:
 
 
 def as_markdown(found: Sequence[Measurement], medians: Medians, head: Sequence[str]) -> str:
-    """`head`, a table of ratios for each of the two copies, and how far the peers are."""
+    """`head`, a table of ratios for each of the two copies, and how much slower the peers are."""
     settings = list(dict.fromkeys(m.setting for m in found))
     names = list(dict.fromkeys(m.name for m in found))
     skipped = {m.name: m.skipped for m in found if m.skipped}

@@ -1,163 +1,100 @@
-"""HiFloat8 (HiF8), the number format alone: constants, encode, decode, quantize-dequantize.
+"""HiFloat8 (HiF8), the number format alone: encode, decode, quantize-dequantize, constants, limits.
 
-Source: Ascend HiFloat8 Format for Deep Learning, arXiv 2409.16626. A code has, from the top bit, a sign, a
-prefix code (the dot) that says how many exponent bits D follow, the exponent as sign and magnitude with a
-hidden leading 1, and the mantissa in what is left:
+This is the one module that others import. What it stands on: `hif8_codes` defines the 256 codes (Ascend
+HiFloat8 Format for Deep Learning, arXiv 2409.16626), `hif8_tables` rounds by looking up what the definition
+gives, `rounding` has the roundings other than the format's own, `hif8_info` the description.
 
-    dot   11    10    01    001   0001   0000
-    D      4     3     2     1      0    denormal: 2^(M-23), M = 1..7
+    rounding      rule                                                      takes
+    "ta"          to nearest, ties away from zero; the format's own         float32, bfloat16, float16
+    "stochastic"  up or down by chance, so that the mean is x               float32, bfloat16, float16
+    "hybrid"      the format paper's for gradients                          float32
 
-So precision tapers: 3 mantissa bits for abs(E) <= 3, 2 up to abs(E) = 7, 1 up to abs(E) = 15.
-Rounding is TA, to nearest with ties away from zero. It looks at no bit below the fourth mantissa bit, so
-the top 13 bits of a float32 decide the result (NaN against Inf aside): a table of 8,192 entries rounds
-exactly, in one gather. The table is built below from the definition of the 256 codes and nothing else.
 Every HiF8 value is exact in bfloat16, float16 and float32.
 """
 
 from __future__ import annotations
 
-import struct
-from bisect import bisect_right
-from functools import cache
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-Overflow = Literal["inf", "saturate"]
+from pangu_hif8.hif8_codes import (
+    CODE_INF,
+    CODE_MAX,
+    CODE_NAN,
+    MAX,
+    OVERFLOW_THRESHOLD,
+    SIGN_BIT,
+    SMALLEST_NORMAL,
+    TINY,
+    Overflow,
+    decode_code,
+    round_to_code,
+)
+from pangu_hif8.hif8_info import HIF8
+from pangu_hif8.hif8_tables import nearest_codes, nearest_values, round_float32, values_of
+from pangu_hif8.rounding import Rounding, check_rounding, rounded_values
 
-MAX = 32768.0  # code 0x6E
-SMALLEST_NORMAL = 2.0**-15  # code 0x7E
-TINY = 2.0**-22  # code 0x01, the smallest denormal
-OVERFLOW_THRESHOLD = 40960.0  # from here on a value rounds to Inf; below it, to 32768
-CODE_NAN, CODE_INF, CODE_MAX, SIGN_BIT = 0x80, 0x6F, 0x6E, 0x80
-_PREFIX_SHIFT, _PREFIXES = 19, 8192
-_DOTS = ((0b11, 2, 4), (0b10, 2, 3), (0b01, 2, 2), (0b001, 3, 1), (0b0001, 4, 0))
-
-
-def decode_code(code: int) -> float:
-    """The value of one code, 0..255, from the fields of the format. Codes 0x80, 0x6F, 0xEF are special."""
-    if code in (0x00, CODE_NAN):
-        return 0.0 if code == 0 else float("nan")
-    sign, body = (-1.0 if code & SIGN_BIT else 1.0), code & 0x7F
-    if body == CODE_INF:
-        return sign * float("inf")
-    for dot, width, num_exponent_bits in _DOTS:
-        if body >> (7 - width) == dot:
-            return sign * _normal(body, 7 - width, num_exponent_bits)
-    return sign * 2.0 ** ((body & 0x07) - 23)
-
-
-def _normal(body: int, num_bits_left: int, num_exponent_bits: int) -> float:
-    num_mantissa_bits = num_bits_left - num_exponent_bits
-    field = (body >> num_mantissa_bits) & ((1 << num_exponent_bits) - 1)
-    mantissa = body & ((1 << num_mantissa_bits) - 1)
-    exponent = 0
-    if num_exponent_bits:
-        hidden_one = 1 << (num_exponent_bits - 1)
-        magnitude = hidden_one | (field & (hidden_one - 1))
-        exponent = -magnitude if field & hidden_one else magnitude
-    return 2.0**exponent * (1 + mantissa / (1 << num_mantissa_bits))
-
-
-def round_to_code(x: float, overflow: Overflow = "inf") -> int:
-    """The code of one number by definition: nearest, ties away from zero. Slow; it builds the table."""
-    if x != x:
-        return CODE_NAN
-    sign, magnitude = (SIGN_BIT if x < 0 else 0), abs(x)
-    if magnitude >= OVERFLOW_THRESHOLD:
-        return sign | (CODE_INF if overflow == "inf" else CODE_MAX)
-    codes, thresholds = _ladder()
-    body = codes[bisect_right(thresholds, magnitude)]
-    return sign | body if body else 0
+__all__ = [
+    "CODE_INF",
+    "CODE_MAX",
+    "CODE_NAN",
+    "HIF8",
+    "MAX",
+    "OVERFLOW_THRESHOLD",
+    "SIGN_BIT",
+    "SMALLEST_NORMAL",
+    "TINY",
+    "Overflow",
+    "Rounding",
+    "decode",
+    "decode_code",
+    "encode",
+    "quantize_dequantize",
+    "round_float32",
+    "round_to_code",
+]
 
 
-@cache
-def _ladder() -> tuple[list[int], list[float]]:
-    """The finite non-negative codes by rising value, and the midpoints between neighbours."""
-    rungs = sorted((decode_code(code), code) for code in range(0x80) if code != CODE_INF)
-    values = [value for value, _ in rungs]
-    midpoints = [(low + high) / 2 for low, high in zip(values, values[1:], strict=False)]
-    return [code for _, code in rungs], midpoints
-
-
-@cache
-def _prefix_codes(overflow: Overflow) -> tuple[int, ...]:
-    """The code for each value of a float32's top 13 bits."""
-    patterns = (prefix << _PREFIX_SHIFT for prefix in range(_PREFIXES))
-    return tuple(
-        round_to_code(struct.unpack("<f", struct.pack("<I", bits))[0], overflow) for bits in patterns
-    )
-
-
-@cache
-def _value_table(overflow: Overflow, device: torch.device) -> Tensor:
-    values = [decode_code(code) for code in _prefix_codes(overflow)]
-    return torch.tensor(values, dtype=torch.float32, device=device)
-
-
-@cache
-def _code_table(overflow: Overflow, device: torch.device) -> Tensor:
-    return torch.tensor(_prefix_codes(overflow), dtype=torch.uint8, device=device)
-
-
-@cache
-def _decode_table(device: torch.device) -> Tensor:
-    values = [decode_code(code) for code in range(256)]
-    return torch.tensor(values, dtype=torch.float32, device=device)
-
-
-def _lookup(table: Tensor, x: Tensor) -> Tensor:
-    """table[top 13 bits of x] for a float32 tensor of any shape; the result is contiguous."""
-    index = x.contiguous().view(torch.int32).bitwise_right_shift(_PREFIX_SHIFT)
-    index.bitwise_and_(_PREFIXES - 1)  # the shift is arithmetic: drop the copies of the sign
-    return table.index_select(0, index.view(-1)).view(x.shape)
-
-
-def _as_float32(x: Tensor) -> Tensor:
-    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"HiF8 takes float32, bfloat16 or float16 (all exact in float32), not {x.dtype}")
-    return x.detach().to(torch.float32)
-
-
-def encode(x: Tensor, *, overflow: Overflow = "inf") -> Tensor:
+def encode(
+    x: Tensor,
+    *,
+    overflow: Overflow = "inf",
+    rounding: Rounding = "ta",
+    generator: torch.Generator | None = None,
+) -> Tensor:
     """uint8 HiF8 codes of x [any shape]; NaN gives 0x80, zero of either sign 0x00.
 
-    x is float32, bfloat16 or float16; ValueError otherwise (float64 would be rounded twice).
+    The arguments and errors are `quantize_dequantize`'s: decode(encode(x, ...)) has its bits.
     """
-    wide = _as_float32(x)
-    codes = _lookup(_code_table(_checked(overflow), wide.device), wide)
-    return codes.masked_fill_(wide.isnan(), CODE_NAN)
+    check_rounding(rounding, x.dtype, generator)
+    if rounding != "ta":
+        x = rounded_values(x.detach(), rounding, overflow, generator)
+    return nearest_codes(x.detach(), overflow)
 
 
 def decode(codes: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """Values [same shape] of uint8 HiF8 codes, exact in float32, bfloat16 and float16."""
     if codes.dtype != torch.uint8:
         raise ValueError(f"HiF8 codes are uint8, not {codes.dtype}")
-    table = _decode_table(codes.device)
-    return table.index_select(0, codes.reshape(-1).int()).view(codes.shape).to(dtype)
+    return values_of(codes, dtype)
 
 
-def quantize_dequantize(x: Tensor, *, overflow: Overflow = "inf") -> Tensor:
-    """x [any shape] rounded to HiF8 and back, in x's own shape and dtype; equals decode(encode(x)).
+def quantize_dequantize(
+    x: Tensor,
+    *,
+    overflow: Overflow = "inf",
+    rounding: Rounding = "ta",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """x [any shape] rounded to HiF8 and back, in x's own shape and dtype.
 
     `overflow`: from abs(x) = 40960 on, "inf" gives +-Inf and "saturate" +-32768. NaN stays NaN and touches
-    nothing else. No gradient flows here; see `fake_quantize` for the straight-through estimator.
+    nothing else. `generator`, on x's device, makes "stochastic" reproducible: the same seed gives the same
+    bits; without it torch's global generator draws. ValueError for an unknown name, for a dtype that the
+    rounding doesn't take (float64 would be rounded twice), and for a generator that would not be used.
+    No gradient flows here; see `fake_quantize` for the straight-through estimator.
     """
-    wide = _as_float32(x)
-    rounded = round_float32(wide, overflow=overflow)
-    return rounded.masked_fill_(wide.isnan(), float("nan")).to(x.dtype)
-
-
-def round_float32(x: Tensor, *, overflow: Overflow = "inf") -> Tensor:
-    """The bare table look-up for float32 that came out of arithmetic, where every NaN is quiet.
-
-    A signalling NaN, which only loading raw bits can make, would read as Inf here.
-    """
-    return _lookup(_value_table(_checked(overflow), x.device), x)
-
-
-def _checked(overflow: Overflow) -> Overflow:
-    if overflow not in ("inf", "saturate"):
-        raise ValueError(f"overflow is 'inf' or 'saturate', not {overflow!r}")
-    return overflow
+    check_rounding(rounding, x.dtype, generator)
+    if rounding != "ta":
+        return rounded_values(x.detach(), rounding, overflow, generator)
+    return nearest_values(x.detach(), overflow)

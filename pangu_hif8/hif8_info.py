@@ -1,7 +1,7 @@
 """HiF8 described: its limits as `torch.finfo` gives a type's, and its 256 codes one by one.
 
-The fields of a code are read here from its bits written as text, beside the arithmetic of `hif8`; a test
-puts the two together for every code. Precision tapers: what the mantissa loses the exponent gains.
+The fields of a code are read here from its bits written as text, beside the arithmetic of `hif8_codes`; a
+test puts the two together for every code. Precision tapers: what the mantissa loses the exponent gains.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from pangu_hif8.hif8 import MAX, SMALLEST_NORMAL, TINY, decode_code
+from pangu_hif8.hif8_codes import MAX, SMALLEST_NORMAL, TINY, decode_code
 
 CodeClass = Literal["zero", "denormal", "normal", "infinity", "nan"]
 

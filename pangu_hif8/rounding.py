@@ -1,16 +1,17 @@
-"""The other roundings to HiF8, by name: "ta" (the format's own), "stochastic" and the paper's "hybrid".
+"""Stochastic and hybrid rounding to HiF8, which `hif8.encode` and `hif8.quantize_dequantize` take by name.
 
-All three choose between the two HiF8 values around x. Those are found in the bits: the exponent field says
+A rounding chooses between the two HiF8 values around x. Those are found in the bits: the exponent field says
 how many mantissa bits the binade keeps (3, 2, 1, or none for denormals), cutting the rest off gives the
 neighbour nearer zero, one unit of the last kept bit more gives the other. Below 2^-22 they are 0 and 2^-22.
 
-ta          nearest, ties away from zero: `hif8.quantize_dequantize` itself.
+ta          the format's own: nearest, ties away from zero (`hif8_tables`).
 stochastic  away from zero with the probability (abs(x) - low) / (high - low), so that the mean over draws
             is x. The probability is compared exactly, in units of 2^-48; only below abs(x) = 2^-47, where it
             no longer fits, is it rounded up to the next unit (the mean is then off by less than 2^-70).
             A value on the grid never moves. Beyond the largest finite value, 32768, there is no second
             neighbour to weigh, so TA's rule holds: 32768 below 40960, `overflow` from there on.
-hybrid      the format paper's (arXiv 2409.16626) for gradients in float32: TA where abs(E) < 4, elsewhere
+hybrid      the format paper's (arXiv 2409.16626), optional there and for the backward pass only (its
+            language-model experiments used TA alone): for a float32, TA where abs(E) < 4, elsewhere
             away from zero when the 14 leading discarded bits reach a threshold, the 14 trailing bits of
             the mantissa. "Reach" means >=, so that a value on the grid, whose discarded and trailing bits
             are all zero, moves away from zero by one step, and 32768 overflows. This is implemented as
@@ -23,13 +24,13 @@ hybrid      the format paper's (arXiv 2409.16626) for gradients in float32: TA w
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from pangu_hif8 import hif8
-from pangu_hif8.hif8 import Overflow
+from pangu_hif8.hif8_codes import TINY, Overflow
+from pangu_hif8.hif8_tables import nearest_values
 
 Rounding = Literal["ta", "stochastic", "hybrid"]
 
@@ -57,46 +58,24 @@ class _Neighbours(NamedTuple):
     num_discarded: Tensor
 
 
-def quantize_dequantize_rounded(
-    x: Tensor,
-    rounding: Rounding = "ta",
-    *,
-    overflow: Overflow = "inf",
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """x [any shape] rounded to HiF8 by the named rule, in x's shape and dtype. NaN stays NaN.
-
-    `generator` (on x's device) makes "stochastic" reproducible: the same seed gives the same bits. Without
-    it torch's global generator draws. ValueError for an unknown name, for a generator that would not be
-    used, and for "hybrid" of anything but float32.
-    """
+def check_rounding(rounding: Rounding, dtype: torch.dtype, generator: torch.Generator | None) -> None:
+    """ValueError for an unknown name, an idle generator, or "hybrid" of anything but float32."""
+    if rounding not in get_args(Rounding):
+        raise ValueError(f"rounding is 'ta', 'stochastic' or 'hybrid', not {rounding!r}")
     if generator is not None and rounding != "stochastic":
         raise ValueError(f"rounding {rounding!r} draws nothing; leave out the generator")
-    nearest = hif8.quantize_dequantize(x, overflow=overflow)  # refuses types and overflows that are unknown
-    if rounding == "ta":
-        return nearest
-    if rounding == "stochastic":
-        return _stochastic(x.detach().float(), nearest.float(), generator).to(x.dtype)
-    if rounding != "hybrid":
-        raise ValueError(f"rounding is 'ta', 'stochastic' or 'hybrid', not {rounding!r}")
-    if x.dtype != torch.float32:
-        raise ValueError(
-            f"hybrid rounding reads the trailing bits of a float32, which {x.dtype} does not have"
-        )
-    return _hybrid(x.detach(), nearest, overflow)
+    if rounding == "hybrid" and dtype != torch.float32:
+        raise ValueError(f"hybrid rounding reads the trailing bits of a float32, which {dtype} does not have")
 
 
-def encode_rounded(
-    x: Tensor,
-    rounding: Rounding = "ta",
-    *,
-    overflow: Overflow = "inf",
-    generator: torch.Generator | None = None,
+def rounded_values(
+    x: Tensor, rounding: Rounding, overflow: Overflow, generator: torch.Generator | None
 ) -> Tensor:
-    """uint8 codes of `quantize_dequantize_rounded` with the same arguments."""
-    return hif8.encode(
-        quantize_dequantize_rounded(x, rounding, overflow=overflow, generator=generator), overflow=overflow
-    )
+    """x [any shape, without a gradient] by "stochastic" or "hybrid", in x's dtype; NaN stays NaN."""
+    nearest = nearest_values(x, overflow)  # refuses types and overflows that are unknown
+    if rounding == "stochastic":
+        return _stochastic(x.float(), nearest.float(), generator).to(x.dtype)
+    return _hybrid(x, nearest, overflow)
 
 
 def _neighbours(x: Tensor) -> _Neighbours:
@@ -119,7 +98,7 @@ def _with_sign(magnitude: Tensor, x: Tensor) -> Tensor:
 
 def _stochastic(x: Tensor, nearest: Tensor, generator: torch.Generator | None) -> Tensor:
     near = _neighbours(x)
-    in_tiny = x.abs().clamp(max=hif8.TINY) * (_DRAW / hif8.TINY)  # for low = 0; a power of two: exact
+    in_tiny = x.abs().clamp(max=TINY) * (_DRAW / TINY)  # for low = 0; a power of two: exact
     first = torch.where(near.low == 0, in_tiny.int(), near.discarded << (24 - near.num_discarded))
     second = torch.where(near.low == 0, in_tiny.frac() * _DRAW, 0.0)
     draws = [
@@ -138,7 +117,7 @@ def _hybrid(x: Tensor, nearest: Tensor, overflow: Overflow) -> Tensor:
     leading = torch.where(near.low == 0, hidden_one, leading)
     threshold = near.magnitude & ((1 << _NUM_HYBRID_BITS) - 1)
     chosen = _with_sign(torch.where(leading >= threshold, near.high, near.low), x)
-    chosen = hif8.quantize_dequantize(chosen, overflow=overflow)  # one step above 32768 overflows
+    chosen = nearest_values(chosen, overflow)  # one step above 32768 overflows
     exponent = (near.magnitude >> _NUM_MANTISSA_BITS) - _BIAS
     inside = (near.magnitude >= _HALF_TINY_BITS) & (near.magnitude < _OVERFLOW_BITS)
     return torch.where(inside & (exponent.abs() >= 4), chosen, nearest)

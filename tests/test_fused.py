@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 import warnings
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +18,9 @@ from torch import Tensor
 from pangu_hif8 import fused
 from pangu_hif8.amax import tensor_to_amax
 from pangu_hif8.fake_quantize import ScaledOverflow, scaled_quantize_dequantize
-from pangu_hif8.fused import eager_scaled_qdq_amax, scaled_qdq, scaled_qdq_amax
+from pangu_hif8.fused import scaled_qdq, scaled_qdq_amax
+from pangu_hif8.hif8_tables import PIECE, every_value
+from pangu_hif8.paths import ROOT
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CPU = torch.device("cpu")
@@ -39,15 +45,15 @@ def check(x: Tensor, scale: Tensor, hif8_max: float = 15.0, overflow: ScaledOver
     expected = scaled_quantize_dequantize(x, scale, hif8_max, overflow)
     limit = min(hif8_max, 32768.0) if overflow == "saturate" else 32768.0
     num_beyond = ((x.float() * scale).abs() > torch.tensor(limit, device=x.device)).sum()
-    for compute, count in itertools.product((scaled_qdq_amax, eager_scaled_qdq_amax), (False, True)):
-        x_q, amax, num_clipped = compute(x, scale, hif8_max, overflow, count)
+    for compiled, count in itertools.product((True, False), (False, True)):
+        x_q, amax, num_clipped = scaled_qdq_amax(x, scale, hif8_max, overflow, count, compiled=compiled)
         assert x_q.shape == x.shape and x_q.dtype == x.dtype and x_q.device == x.device
         assert torch.equal(bits(x_q), bits(expected))
         assert amax.shape == () and amax.dtype == torch.float32
         assert torch.equal(amax.isnan(), tensor_to_amax(x).isnan())
         assert amax.isnan() or (amax == tensor_to_amax(x) and not torch.signbit(amax))
         assert (num_clipped is None) if not count else (num_clipped == num_beyond)
-    assert torch.equal(bits(scaled_qdq(x, scale, hif8_max, overflow)), bits(expected))
+        assert torch.equal(bits(scaled_qdq(x, scale, hif8_max, overflow, compiled=compiled)), bits(expected))
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     assert scaled_qdq_amax(x, scale, hif8_max, overflow, out=out)[0] is out
     assert torch.equal(bits(out), bits(expected))
@@ -57,11 +63,11 @@ def check(x: Tensor, scale: Tensor, hif8_max: float = 15.0, overflow: ScaledOver
 def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run a test with the kernels that this machine can make, and without them."""
     if request.param == "eager":
-        monkeypatch.setattr(fused, "_compiled", lambda function, device: None)
+        monkeypatch.setattr(fused, "_without_compiler", {CPU})
     else:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            if fused._compiled(fused._qdq_pass, CPU) is None:
+            if fused._kernel_for(fused._qdq_pass, torch.ones(2)) is None:
                 pytest.skip(f"no C++ compiler: {caught[0].message if caught else 'seen before'}")
     return str(request.param)
 
@@ -74,12 +80,18 @@ def test_every_kind_of_pattern(how: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_large_16_bit_tensors_take_the_table(how: str, dtype: torch.dtype) -> None:
-    every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).repeat(5)
+    every = every_value(dtype, CPU).repeat(5)
     assert fused._fits_table(every) and not fused._fits_table(every.float())
     for overflow in ("saturate", "taper"):
         check(every, torch.tensor(0.37), overflow=overflow)
     check(every.view(5, -1).t(), torch.tensor(2.0**100))
     check(every.nan_to_num(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tensor_of_several_pieces(how: str, dtype: torch.dtype) -> None:
+    x = torch.randn(2 * PIECE + 7, generator=torch.Generator().manual_seed(0)).to(dtype)
+    check(x, torch.tensor(3.7))
 
 
 @pytest.mark.parametrize("hif8_max", [0.1, 8.0, 224.0, 32768.0, 1e6])
@@ -138,7 +150,7 @@ def test_denormals_survive_compilation(how: str) -> None:
 
 
 def test_a_kernel_is_not_compiled_again_for_a_shape_a_scale_or_a_target() -> None:
-    if fused._compiled(fused._amax_pass, CPU) is None:
+    if fused._kernel_for(fused._amax_pass, torch.ones(2)) is None:
         pytest.skip("no C++ compiler")
     scaled_qdq_amax(torch.randn(50), torch.tensor(1.0))
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -151,22 +163,68 @@ def test_a_kernel_is_not_compiled_again_for_a_shape_a_scale_or_a_target() -> Non
             scaled_qdq_amax(torch.randn(size), torch.tensor(scale), hif8_max)
 
 
-def test_where_nothing_can_be_compiled_it_says_so_once_and_runs_eager(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(*arguments: object, **options: object) -> object:
+SMALL_FIRST = """
+import torch
+from pangu_hif8 import fused
+torch.set_num_threads(2)
+fused.scaled_qdq(torch.ones(10), torch.tensor(1.0))
+"""
+
+
+def test_a_kernel_first_used_on_a_small_tensor_has_several_threads(tmp_path: Path) -> None:
+    if fused._kernel_for(fused._qdq_pass, torch.ones(2)) is None:
+        pytest.skip("no C++ compiler")
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", SMALL_FIRST], cwd=ROOT, env=environment, check=True)
+    written = [path.read_text() for path in tmp_path.rglob("*.cpp")]
+    kernels = [text for text in written if "kernel(const float" in text]
+    assert len(kernels) == 1 and "omp parallel" in kernels[0]
+
+
+def test_importing_it_brings_no_compiler() -> None:
+    code = "import sys, pangu_hif8.fused; sys.exit(any(m.startswith('torch._inductor') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """torch.compile gives functions that fail; the list has what it was asked to compile."""
+    asked: list[object] = []
+
+    def compile_(function: object, **options: object) -> object:
+        asked.append(function)
+
         def fails(*arguments: object) -> object:
             raise RuntimeError("no working compiler\nsecond line")
 
         return fails
 
     monkeypatch.setattr(fused, "_compiled", cache(fused._compiled.__wrapped__))
-    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(fused, "_without_compiler", set())
+    monkeypatch.setattr(torch, "compile", compile_)
+    return asked
+
+
+def test_where_nothing_can_be_compiled_it_tries_and_says_so_once(broken: list[object]) -> None:
+    x, one = torch.randn(2**18), torch.tensor(1.0)
     with pytest.warns(UserWarning, match="without a compiled kernel on cpu: no working compiler$"):
-        x_q, _, _ = scaled_qdq_amax(torch.ones(10), torch.tensor(1.0))
+        first, _, _ = scaled_qdq_amax(x, one)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert torch.equal(scaled_qdq_amax(torch.ones(10), torch.tensor(1.0))[0], x_q)
+        assert torch.equal(scaled_qdq_amax(x, one)[0], first)
+        for y, count in itertools.product((x, x.bfloat16(), x.half()), (False, True)):
+            check(y, one)
+            scaled_qdq_amax(y, one, count_clipped=count)
+    assert broken == [fused._amax_pass]
+
+
+def test_eager_on_request_asks_no_compiler(broken: list[object]) -> None:
+    for dtype, size in itertools.product(DTYPES, (0, 1, 50, 2**18)):
+        x = torch.randn(size).to(dtype)
+        x_q, _, _ = scaled_qdq_amax(x, torch.tensor(0.3), count_clipped=True, compiled=False)
+        assert torch.equal(scaled_qdq(x, torch.tensor(0.3), compiled=False), x_q)
+        assert torch.equal(x_q, scaled_quantize_dequantize(x, torch.tensor(0.3)))
+    assert not broken
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -194,7 +252,7 @@ def test_on_a_gpu() -> None:
         x_q, amax, num_clipped = scaled_qdq_amax(x, scale, count_clipped=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    expected = eager_scaled_qdq_amax(x.cpu(), scale.cpu(), count_clipped=True)
+    expected = scaled_qdq_amax(x.cpu(), scale.cpu(), count_clipped=True, compiled=False)
     assert torch.equal(bits(x_q.cpu()), bits(expected[0]))
     assert num_clipped is not None and expected[2] is not None
     assert amax.isnan() and int(num_clipped) == int(expected[2])

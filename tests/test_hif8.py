@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pangu_hif8 import hif8
+from pangu_hif8.hif8_tables import PIECE
 
 DATA = Path(__file__).parent / "data"
 MODES = {"inf": "inf", "sat": "saturate"}
@@ -124,6 +125,20 @@ def test_strided_inputs_equal_their_contiguous_copies():
         assert torch.equal(hif8.encode(view), hif8.encode(view.contiguous()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_more", [0, 1, PIECE + 7])
+def test_a_large_tensor_is_the_sum_of_its_parts(dtype, num_more):
+    """Also where one piece of a large tensor ends and the next begins, with NaN there."""
+    x = torch.randn(PIECE + num_more, generator=torch.Generator().manual_seed(0)).mul_(100)
+    x[PIECE - 2 :: PIECE // 2] = float("nan")
+    x = x.to(dtype)
+    for function in (hif8.quantize_dequantize, hif8.encode):
+        parts = torch.cat([function(part) for part in x.split(100_003)])
+        assert same(function(x).float(), parts.float())
+    codes = hif8.encode(x).view(1, -1)
+    assert same(hif8.decode(codes, dtype=dtype), hif8.quantize_dequantize(x).view(1, -1))
+
+
 def test_input_is_not_changed():
     x = torch.randn(100)
     before = x.clone()
@@ -143,6 +158,7 @@ def test_types_that_would_round_twice_or_make_no_sense_are_refused(dtype):
 
 
 def test_constants_are_the_format_s():
+    assert (hif8.HIF8.max, hif8.HIF8.tiny) == (hif8.MAX, hif8.TINY)
     assert hif8.decode_code(hif8.CODE_MAX) == hif8.MAX == 32768
     assert hif8.decode_code(0x7E) == hif8.SMALLEST_NORMAL
     assert hif8.decode_code(0x01) == hif8.TINY
