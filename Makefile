@@ -13,7 +13,8 @@ PYTHON  ?=
 
 # ---- bad values end here, before anything is installed -------------------------------------------------
 VARIABLES   := PROFILE SEEDS ONLY TIMEOUT PYTHON
-PROFILES    := $(sort $(basename $(notdir $(wildcard pangu_hif8/profiles/*.yaml))))
+PROFILES    := $(sort $(basename $(notdir $(wildcard pangu_hif8/profiles/*.yaml \
+                 $(addsuffix /*.yaml,$(PANGU_HIF8_PROFILES))))))
 EXPERIMENTS := E0 E1 E2 E3 E4 E5 E6 E7 E8
 given       := $(foreach word,$(MAKEOVERRIDES),$(if $(findstring =,$(word)),$(firstword $(subst =, ,$(word)))))
 without_digits = $(subst 0,,$(subst 1,,$(subst 2,,$(subst 3,,$(subst 4,,$(subst 5,,$(subst 6,,$(subst \
@@ -47,7 +48,7 @@ SCOPE    = --profile $(PROFILE) --seeds "$(SEEDS)" --only "$(ONLY)"
 LIMIT    = $(if $(strip $(TIMEOUT)),--timeout $(strip $(TIMEOUT)))
 
 .PHONY: help venv reproduce pipeline E0-seed0 $(RUNS) report test check lint types sources \
-        exhaustive bench lab clean
+        exhaustive bench bench-steps lab clean
 
 help:
 	@echo "make reproduce   run the eight experiments as notebooks and write the report"
@@ -56,6 +57,7 @@ help:
 	@echo "make check       lint, types, notebook sources without outputs, tests"
 	@echo "make exhaustive  prove the number format for all 2^32 float32 inputs (some minutes)"
 	@echo "make bench       measure the number format's speed beside a copy and its peers (some minutes)"
+	@echo "make bench-steps measure what quantization costs a training step (some 12 minutes)"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make clean       remove caches, checkpoints and stamps; committed results stay"
 	@echo ""
@@ -113,6 +115,9 @@ exhaustive: venv
 
 bench: venv
 	@$(VENV)/bin/python benchmarks/format_speed.py
+
+bench-steps: venv
+	@$(VENV)/bin/python benchmarks/step_time.py
 
 lab: venv
 	@$(RUN) lab

@@ -12,6 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pangu_hif8.errors import UserError
+from pangu_hif8.quant_config import BUILTIN_ALGOS, CUSTOM_ALGOS
+
 Estimator = Callable[[Tensor, Tensor, float], Tensor]
 
 SCALE_LIMIT = torch.finfo(torch.float32).max
@@ -41,6 +44,22 @@ ESTIMATORS: dict[str, Estimator] = {
 }
 
 
+def register_estimator(name: str, estimator: Estimator) -> None:
+    """Make a function of your own an `amax_compute_algo`, for this process.
+
+    It gets `history` [amax_history_len, n] (newest first, 0 where there is no step yet), `previous` [n] (its
+    last result, 0 at first) and `smoothing_decay`, and returns [n] float32; where that is not finite or not
+    above zero, the last estimate stays. Register it again before a run that used it is resumed or evaluated.
+    Raises UserError for a name that is taken, ValueError for something that can't be called.
+    """
+    if name in BUILTIN_ALGOS or not name.isidentifier():
+        raise UserError(f"an estimator's name is an identifier other than {', '.join(BUILTIN_ALGOS)}")
+    if not callable(estimator):
+        raise ValueError(f"estimator {name} can't be called")
+    ESTIMATORS[name] = estimator
+    CUSTOM_ALGOS.add(name)
+
+
 def tensor_to_amax(x: Tensor) -> Tensor:
     """Largest absolute value of x as a float32 scalar tensor; NaN if any element is; 0 if x is empty."""
     if x.numel() == 0:
@@ -54,8 +73,11 @@ def is_usable(amax: Tensor) -> Tensor:
     return torch.isfinite(amax) & (amax > 0)
 
 
-def amax_to_scale(amax: Tensor, hif8_max: float) -> Tensor:
-    """hif8_max / amax in float32, elementwise; 1 where amax is 0 or not finite; never Inf for a tiny one."""
-    usable = is_usable(amax)
-    scale = hif8_max / torch.where(usable, amax, torch.ones_like(amax))
-    return torch.where(usable, scale.clamp(max=SCALE_LIMIT), torch.ones_like(amax))
+def amax_to_scale(amax: Tensor, hif8_max: float | Tensor) -> Tensor:
+    """hif8_max / amax in float32, elementwise; 1 where amax is 0 or not finite; never Inf for a tiny one.
+
+    One correctly rounded division: torch computes `number / tensor` as a reciprocal and a product.
+    """
+    usable, one = is_usable(amax), torch.ones_like(amax)
+    scale = one * hif8_max / torch.where(usable, amax, one)
+    return torch.where(usable, scale.clamp(max=SCALE_LIMIT), one)

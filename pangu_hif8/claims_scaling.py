@@ -39,7 +39,7 @@ from pangu_hif8.judgement import (
     points,
 )
 from pangu_hif8.metrics import mean_interval
-from pangu_hif8.results import ProfileResults
+from pangu_hif8.results import ProfileResults, recorded_rows
 
 TENSOR = ["seed", "block", "layer", "kind"]
 RELATIVE_TOLERANCE = 1e-6  # the CSV keeps nine digits of a float32
@@ -131,13 +131,13 @@ def _inside_window(results: ProfileResults, experiment: str) -> Part:
 
 
 def _with_window_max(results: ProfileResults, experiment: str) -> pd.DataFrame:
-    """All recorded input rows, warm-up included, with the maximum of the last w amaxes; quantized rows."""
+    """Quantized input rows with the maximum of the last w amaxes, those of the warm-up included."""
     kept = []
     for run in results.of(experiment):
-        assert run.saturation is not None
         assert run.config.quantization is not None
         window = run.config.quantization.amax_history_len
-        rows = run.saturation[run.saturation["kind"] == "input"].sort_values("step").assign(seed=run.seed)
+        recorded = recorded_rows(run)
+        rows = recorded[recorded["kind"] == "input"].sort_values("step").assign(seed=run.seed)
         past = rows.groupby(TENSOR)["amax"].transform(lambda x, w=window: x.shift(1).rolling(w, 1).max())
         kept.append(rows.assign(window_max=past)[rows["step"] >= run.info["quantized_from_step"]])
     return pd.concat(kept, ignore_index=True).dropna(subset=["window_max"])

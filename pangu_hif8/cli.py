@@ -1,7 +1,8 @@
 """The command line: what make calls, and what a cluster script can call without make.
 
-Exit status: 0 done, 2 bad input or a run that failed (one line on stderr says why), 3 from `status` when
-there is work to do, 130 interrupted. Nothing heavy is imported before a command needs it.
+Exit status: 0 done, or stopped by SIGTERM with a checkpoint; 2 bad input or a run that failed (one line on
+stderr says why); 3 from `status` when there is work to do; 130 interrupted. Nothing heavy is imported before
+a command needs it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from pangu_hif8.errors import UserError
+from pangu_hif8.errors import Preempted, UserError
 
 WORK_TO_DO = 3
 
@@ -81,7 +82,33 @@ def _prepare(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from pangu_hif8.run import run_experiment
 
-    print(run_experiment(arguments.experiment, profile=arguments.profile, seed=arguments.seed).directory)
+    return _told(run_experiment(arguments.experiment, **_how(arguments)))
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.run import train_experiment
+
+    return _told(train_experiment(arguments.experiment, **_how(arguments)))
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.run import evaluate_experiment
+
+    profile, seed = arguments.profile, arguments.seed
+    return _told(evaluate_experiment(arguments.experiment, profile=profile, seed=seed))
+
+
+def _how(arguments: argparse.Namespace) -> dict[str, Any]:
+    resume = arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume)
+    names = {"profile": arguments.profile, "seed": arguments.seed}
+    return names | {"parallel": arguments.parallel, "resume": resume}
+
+
+def _told(run: Any) -> int:
+    from pangu_hif8.launch import is_main_process
+
+    if is_main_process():
+        print(run.directory)
     return 0
 
 
@@ -175,7 +202,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("list", _list, "experiments and profiles")
     add("check-args", _check_args, "check names and do nothing", "profile", "scope")
     add("prepare", _prepare, "make base model, token shards and benchmark items", "profile")
-    add("run", _run, "train and evaluate one experiment here", "experiment", "profile", "seed")
+    run = ("experiment", "profile", "seed")
+    add("run", _run, "train and evaluate one experiment here", *run, "ranks")
+    add("train", _train, "train one experiment, on every process of a launched job", *run, "ranks")
+    add("evaluate", _evaluate, "evaluate one experiment that is trained", *run)
     add(
         "stage",
         _stage,
@@ -206,6 +236,13 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_ranks(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp", help="with several processes")
+    command.add_argument(
+        "--resume", default="auto", metavar="WHENCE", help="auto (newest checkpoint), never, or a checkpoint"
+    )
+
+
 def _add_scope(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seeds", type=_seeds, default=[0], help='as "0 1 2"')
     command.add_argument("--only", default="", help='experiments, as "E5 E8"; all by default')
@@ -224,6 +261,7 @@ _OPTIONS: dict[str, Callable[[argparse.ArgumentParser], object]] = {
     "seed": lambda c: c.add_argument("--seed", type=_whole, default=0),
     "timeout": lambda c: c.add_argument("--timeout", type=_seconds, help="seconds for the notebook"),
     "scope": _add_scope,
+    "ranks": _add_ranks,
     "export": _add_export,
 }
 
@@ -243,6 +281,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parse(argv)
         status: int = arguments.action(arguments)
+    except Preempted as notice:
+        print(notice, flush=True)
+        return 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

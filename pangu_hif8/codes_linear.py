@@ -52,10 +52,11 @@ class HiF8CodesLinear(nn.Module):
         current: bool,
         hif8_max: float,
         overflow: ScaledOverflow,
+        margin: float = 0.0,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.hif8_max, self.overflow = hif8_max, overflow
+        self.hif8_max, self.overflow, self.margin = hif8_max, overflow, margin
         one = torch.ones((), dtype=torch.float32)
         self.register_buffer("weight_codes", torch.zeros(out_features, in_features, dtype=torch.uint8))
         self.register_buffer("weight_scale", one)
@@ -66,7 +67,7 @@ class HiF8CodesLinear(nn.Module):
         """input [..., in_features] to [..., out_features]."""
         scale = self.input_scale
         if scale is None:
-            scale = amax_to_scale(tensor_to_amax(input), self.hif8_max)
+            scale = amax_to_scale(tensor_to_amax(input) * 2.0**self.margin, self.hif8_max)
         quantized = scaled_quantize_dequantize(input, scale, self.hif8_max, self.overflow)
         return F.linear(straight_through(input, quantized), self.dequantize(input.dtype), self.bias)
 

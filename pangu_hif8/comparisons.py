@@ -2,7 +2,8 @@
 
 Usable runs of a profile have the same items and the same held-out sequences in the same order (results.py
 sees to it), so rows pair by position. Several seeds are averaged item by item, sequence by sequence and
-step by step before an interval is taken: an item counts once, however many seeds answered it.
+step by step before an interval is taken: an item counts once, however many seeds answered it. A step that
+any of the compared runs skipped (its loss or gradient was not finite) is left out on both sides.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from pangu_hif8.errors import UserError
+from pangu_hif8.experiments import EXPERIMENTS
 from pangu_hif8.metrics import (
     Floats,
     Interval,
@@ -55,6 +58,12 @@ def _pairs(results: ProfileResults, experiment: str, baseline: str) -> list[tupl
     if not pairs:
         raise UserError(f"{experiment} and {baseline} have no seed in common")
     return pairs
+
+
+def quantized_pairs(results: ProfileResults) -> list[tuple[str, str]]:
+    """(experiment, matched baseline) for every quantized experiment that has both at a common seed."""
+    rows = [(row.id, row.baseline) for row in EXPERIMENTS.values() if row.baseline]
+    return [(name, base) for name, base in rows if base and results.pairs(name, base)]
 
 
 def _mean_over_seeds(
@@ -116,11 +125,34 @@ def _steps(run: RunResult) -> pd.DataFrame:
     return run.steps
 
 
+def _taken(pairs: list[tuple[RunResult, RunResult]]) -> NDArray[np.bool_]:
+    """[num_steps]: which steps none of the runs skipped."""
+    return np.all([_steps(run)["skipped"] == 0 for pair in pairs for run in pair], axis=0)
+
+
+def num_steps_left_out(results: ProfileResults, experiment: str, baseline: str) -> int:
+    """Steps that a comparison of training losses leaves out because one of its runs skipped them."""
+    return int((~_taken(_pairs(results, experiment, baseline))).sum())
+
+
+def loss_pairs(results: ProfileResults) -> list[tuple[str, str]]:
+    """Those of `quantized_pairs` that have a quantized step which none of their runs skipped."""
+    found = []
+    for experiment, baseline in quantized_pairs(results):
+        pairs = _pairs(results, experiment, baseline)
+        if (_taken(pairs) & (_steps(pairs[0][0])["quantized"] == 1)).any():
+            found.append((experiment, baseline))
+    return found
+
+
 def ape_table(results: ProfileResults, experiment: str, baseline: str) -> pd.DataFrame:
     """Columns step, ape_pct (mean over seeds), ape_min, ape_max, quantized."""
     pairs = _pairs(results, experiment, baseline)
-    series = np.array([ape_series_pct(_steps(q)["loss"], _steps(b)["loss"]) for q, b in pairs])
-    steps = _steps(pairs[0][0])
+    taken = _taken(pairs)
+    if not taken.any():
+        raise UserError(f"{experiment} and {baseline} have no step that neither skipped")
+    series = np.array([ape_series_pct(*(_steps(run)["loss"][taken] for run in pair)) for pair in pairs])
+    steps = _steps(pairs[0][0])[taken]
     return pd.DataFrame(
         {
             "step": steps["step"],
@@ -142,24 +174,27 @@ def late_loss_difference(
     results: ProfileResults, experiment: str, baseline: str, last_share: float = 0.25
 ) -> Interval:
     """Training loss minus the baseline's over the last quarter of the steps, nats, paired by step."""
-    q, b = _mean_over_seeds(_pairs(results, experiment, baseline), lambda run: _steps(run)["loss"])
-    num_late = max(1, round(q.size * last_share))
-    return paired_loss_difference(q[-num_late:], b[-num_late:])
+    pairs = _pairs(results, experiment, baseline)
+    taken = _taken(pairs)
+    late = taken & (np.arange(taken.size) >= taken.size - max(1, round(taken.size * last_share)))
+    return paired_loss_difference(*_mean_over_seeds(pairs, lambda run: _steps(run)["loss"][late]))
 
 
 def mean_loss(results: ProfileResults, experiment: str, last_share: float = 0.25) -> float:
-    """Mean training loss over the last quarter of the steps, over seeds, in nats."""
-    tails = [
-        _steps(run)["loss"].tail(max(1, round(len(_steps(run)) * last_share))).mean()
-        for run in results.of(experiment)
-    ]
-    return float(np.mean(tails))
+    """Mean training loss over the last quarter of the steps, over seeds, in nats; NaN if all were skipped."""
+    late = [_steps(run).tail(max(1, round(len(_steps(run)) * last_share))) for run in results.of(experiment)]
+    return float(pd.Series([taken_steps(steps)["loss"].mean() for steps in late]).mean())
+
+
+def taken_steps(steps: pd.DataFrame) -> pd.DataFrame:
+    """The steps that updated the model."""
+    return steps[steps["skipped"] == 0]
 
 
 def saturation_rows(
     results: ProfileResults, experiment: str, kind: str, layer: str | None = None
 ) -> pd.DataFrame:
-    """Quantized (tensor, step) rows of all seeds, with a column seed. kind: input or weight."""
+    """Quantized (tensor, step) rows of one kind, all seeds, with a column seed; no skipped step."""
     parts = [(run.seed, quantized_rows(run)) for run in results.of(experiment)]
     tables = [table.assign(seed=seed) for seed, table in parts if table is not None]
     if not tables:
@@ -205,6 +240,6 @@ def expected_share(results: ProfileResults, experiment: str) -> float | None:
     windows = {"most_recent": 1, "max_window": quantization.amax_history_len if quantization else 1}
     if quantization is None or quantization.amax_compute_algo not in windows:
         return None
-    num_steps = results.of(experiment)[0].config.train.steps - quantization.bf16_warmup_steps
-    window = windows[quantization.amax_compute_algo]
-    return expected_record_share(num_steps, window, prefilled=quantization.bf16_warmup_steps)
+    steps = taken_steps(_steps(results.of(experiment)[0]))["quantized"]
+    window, prefilled = windows[quantization.amax_compute_algo], int((steps == 0).sum())
+    return expected_record_share(len(steps) - prefilled, window, prefilled=prefilled)

@@ -3,14 +3,17 @@
 Documents are joined with one EOS after each and cut into sequences; nothing is padded, so a sequence may
 hold the end of one document and the start of the next, and attention may look across. Where documents
 start is recorded. The manifest holds sources, the tokenizer's digest, counts and a sha256 for every file;
-equal inputs give equal bytes. `TrainingOrder` says which sequences a step sees: a pure function of seed and
-step, so that all experiments of a seed see the same tokens in the same order and a resume is an index.
+equal inputs give equal bytes. Small texts are one file a split (written here), large ones many files
+(`shard_writer`); `TokenShards` opens both. `TrainingOrder` says which sequences a step sees: a pure function
+of seed and step, so that all experiments of a seed see the same tokens in the same order and a resume is an
+index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,12 @@ import numpy.typing as npt
 
 from pangu_hif8.errors import UserError
 from pangu_hif8.files import atomic_path, read_json, sha256_file, write_json
+from pangu_hif8.sharded_array import ShardedArray
 
 SCHEMA_VERSION = 1
 SPLITS = ("train", "heldout", "second_domain")
 MANIFEST = "manifest.json"
+Tokens = npt.NDArray[Any] | ShardedArray
 
 
 @dataclass(frozen=True)
@@ -86,36 +91,84 @@ def _write_split(directory: Path, name: str, packed: Packed) -> dict[str, Any]:
 class TokenShards:
     """Open shards. The three splits are memory-mapped, read-only, [num_sequences, sequence_length].
 
-    `boundaries[split]` are the flat positions (int64) at which documents start.
+    Indexing with an int64 array gives those sequences in that order. `boundaries[split]` are the flat
+    positions (int64) at which documents start.
     """
 
-    train: npt.NDArray[Any]
-    heldout: npt.NDArray[Any]
-    second_domain: npt.NDArray[Any]
-    boundaries: dict[str, npt.NDArray[np.int64]]
+    train: Tokens
+    heldout: Tokens
+    second_domain: Tokens
+    boundaries: dict[str, Tokens]
     manifest: dict[str, Any]
 
     @classmethod
-    def open(cls, directory: Path, verify: bool = True) -> TokenShards:
-        """Map the shards in `directory`. Raises UserError that names a missing or damaged file."""
+    def open(
+        cls,
+        directory: Path,
+        verify: bool = True,
+        *,
+        sequence_length: int | None = None,
+        tokenizer_sha256: str | None = None,
+    ) -> TokenShards:
+        """Map the shards in `directory`. Raises UserError that names a missing or damaged file.
+
+        Sizes are always checked, contents with `verify` (which reads everything: minutes for 40 GB). Where
+        `sequence_length` or `tokenizer_sha256` is given, shards made with another are refused.
+        """
         manifest = read_json(directory / MANIFEST)
         try:
-            entries = {name: manifest["splits"][name] for name in SPLITS}
-            for entry in entries.values():
-                _check_files(directory, entry["sha256"], verify)
-            tokens = {name: _map_tokens(directory, name, entry) for name, entry in entries.items()}
+            _check_use(directory, manifest, sequence_length, tokenizer_sha256)
+            splits = {name: _open_split(directory, name, manifest["splits"][name], verify) for name in SPLITS}
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{directory / MANIFEST} lacks {error}; {_remedy(directory)}") from error
-        starts = {n: np.fromfile(directory / f"{n}.starts.bin", "<i8").astype(np.int64) for n in SPLITS}
-        return cls(**tokens, boundaries=starts, manifest=manifest)
+        tokens = {name: split[0] for name, split in splits.items()}
+        return cls(**tokens, boundaries={n: split[1] for n, split in splits.items()}, manifest=manifest)
 
 
-def _map_tokens(directory: Path, name: str, entry: dict[str, Any]) -> npt.NDArray[Any]:
-    path, shape = directory / f"{name}.tokens.bin", (entry["num_sequences"], entry["sequence_length"])
-    dtype = np.dtype(entry["dtype"]).newbyteorder("<")
-    if path.stat().st_size != shape[0] * shape[1] * dtype.itemsize:
-        raise UserError(f"{path} is truncated or does not fit the manifest; {_remedy(directory)}")
-    return np.memmap(path, dtype=dtype, mode="r", shape=shape)
+def _check_use(
+    directory: Path, manifest: dict[str, Any], sequence_length: int | None, tokenizer_sha256: str | None
+) -> None:
+    if not manifest.get("complete", True):
+        raise UserError(f"the shards in {directory} are not finished; run the prepare step again")
+    if tokenizer_sha256 not in (None, manifest.get("tokenizer_sha256")):
+        raise UserError(f"{directory} was tokenized with another tokenizer; {_remedy(directory)}")
+    lengths = {manifest["splits"][name]["sequence_length"] for name in SPLITS}
+    if sequence_length is not None and lengths != {sequence_length}:
+        raise UserError(
+            f"{directory} holds sequences of {lengths} tokens, not {sequence_length}; {_remedy(directory)}"
+        )
+
+
+def _open_split(directory: Path, name: str, entry: dict[str, Any], verify: bool) -> tuple[Tokens, Tokens]:
+    """Tokens and document starts of one split, of either layout."""
+    if "files" in entry:
+        return _open_files(directory, entry, verify)
+    _check_files(directory, entry["sha256"], verify)
+    shape = (entry["num_sequences"], entry["sequence_length"])
+    tokens = _map(directory / f"{name}.tokens.bin", shape, entry["dtype"])
+    return tokens, np.fromfile(directory / f"{name}.starts.bin", "<i8").astype(np.int64)
+
+
+def _open_files(directory: Path, entry: dict[str, Any], verify: bool) -> tuple[Tokens, Tokens]:
+    tokens, starts = [], []
+    for file in entry["files"]:
+        _check_files(directory, file["sha256"], verify)
+        shape = (file["num_sequences"], entry["sequence_length"])
+        tokens.append(_map(directory / file["tokens"], shape, entry["dtype"]))
+        starts.append(_map(directory / file["starts"], (file["num_documents"],), "int64"))
+    return (
+        ShardedArray(tokens, (entry["sequence_length"],), entry["dtype"]),
+        ShardedArray(starts, (), np.int64),
+    )
+
+
+def _map(path: Path, shape: tuple[int, ...], name: str) -> npt.NDArray[Any]:
+    dtype = np.dtype(name).newbyteorder("<")
+    size = int(np.prod(shape)) * dtype.itemsize
+    if path.stat().st_size != size:
+        raise UserError(f"{path} is truncated or does not fit the manifest; {_remedy(path.parent)}")
+    # an empty file can't be mapped: a shard inside one long document has no document start
+    return np.memmap(path, dtype=dtype, mode="r", shape=shape) if size else np.empty(shape, dtype)
 
 
 def _check_files(directory: Path, known: dict[str, str], verify: bool) -> None:
@@ -144,12 +197,17 @@ class TrainingOrder:
         if step < 1:
             raise ValueError(f"steps count from 1, got {step}")
         positions = np.arange((step - 1) * self.batch_size, step * self.batch_size)
-        epochs = positions // self.num_sequences
-        orders = {int(epoch): self._permutation(int(epoch)) for epoch in np.unique(epochs)}
-        return np.array(
-            [orders[int(e)][p % self.num_sequences] for e, p in zip(epochs, positions, strict=True)], np.int64
-        )
+        epochs, within = np.divmod(positions, self.num_sequences)
+        indices = np.empty(self.batch_size, np.int64)
+        for epoch in np.unique(epochs):
+            order = _permutation(self.num_sequences, self.seed, int(epoch))
+            indices[epochs == epoch] = order[within[epochs == epoch]]
+        return indices
 
-    def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Philox is counter-based and its bit stream is stable; `permutation` of it is what numpy keeps."""
-        return np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.num_sequences)
+
+@lru_cache(maxsize=2)  # a batch may span two epochs; ten million sequences take 82 MB and a third of a second
+def _permutation(num_sequences: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Philox is counter-based and its bit stream is stable; `permutation` of it is what numpy keeps."""
+    order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(num_sequences)
+    order.flags.writeable = False
+    return order

@@ -1,4 +1,8 @@
-"""Evaluate one run as it was trained: its weights, its quantizers with their scales frozen."""
+"""Evaluate one run as it was trained: its weights, its quantizers with their scales frozen.
+
+In a job of several processes each has the whole model and computes its share of the batches; the first one
+writes.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,12 @@ from pangu_hif8.evaluate import Evaluation, evaluate_model
 from pangu_hif8.experiments import RunConfig
 from pangu_hif8.files import atomic_path, write_json
 from pangu_hif8.freshness import source_digest
-from pangu_hif8.linear import prepare_qat
+from pangu_hif8.launch import Parallel
+from pangu_hif8.machine import peak_rss_mb
 from pangu_hif8.models import load_base
 from pangu_hif8.prepared import Prepared
-from pangu_hif8.train_stage import make_deterministic, peak_rss_mb
+from pangu_hif8.ranks import Ranks
+from pangu_hif8.train_stage import convert, make_deterministic
 
 OUTPUTS = ("eval.json", "items.csv", "heldout.csv", "eval_timing.json")
 
@@ -35,9 +41,8 @@ def load_trained(config: RunConfig, prepared: Prepared, directory: Path) -> tupl
     if config.lr is not None:
         _load_weights(model, _read(directory / "checkpoint" / "model.safetensors"))
     if config.quantization is not None:
-        blocks = (config.model.num_first_hp_blocks, config.model.num_last_hp_blocks)
-        state = prepare_qat(model, config.quantization, *blocks)
-        state.load_state_dict(_read(directory / "checkpoint" / "scaling.safetensors"))
+        state = convert(model, config)
+        state.load_state_dict(_of_first_rank(_read(directory / "checkpoint" / "scaling.safetensors")))
         state.set_mode("frozen")
     return model.eval(), tokenizer
 
@@ -47,6 +52,12 @@ def _read(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} can't be read ({error}); delete it and run the experiment again") from error
+
+
+def _of_first_rank(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Where ranks kept amaxes of their own (reduce_amax off), the first rank's are used."""
+    own = {name.removeprefix("rank0."): t for name, t in state.items() if name.startswith("rank0.")}
+    return own or state
 
 
 def _load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -61,17 +72,29 @@ def _load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
             parameter.copy_(weights[name])
 
 
-def evaluate_run(config: RunConfig, prepared: Prepared, directory: Path) -> list[Path]:
-    """Score the run and write eval.json, items.csv, heldout.csv, eval_timing.json; returns their paths."""
+def evaluate_run(
+    config: RunConfig, prepared: Prepared, directory: Path, *, parallel: Parallel = "none"
+) -> list[Path]:
+    """Score the run and write eval.json, items.csv, heldout.csv, eval_timing.json; returns their paths.
+
+    With `parallel` other than "none" every process of the job has to call this; the first one writes.
+    """
     started = time.perf_counter()
     make_deterministic(config.seed, config.train.num_threads)
+    ranks = Ranks(parallel)
     model, tokenizer = load_trained(config, prepared, directory)
-    result = evaluate_model(model, tokenizer, config.evaluation, prepared)
+    result = evaluate_model(model, tokenizer, config.evaluation, prepared, ranks)
+    if ranks.is_main:
+        _write(config, directory, result, time.perf_counter() - started)
+    ranks.wait()
+    return [directory / name for name in OUTPUTS]
+
+
+def _write(config: RunConfig, directory: Path, result: Evaluation, seconds: float) -> None:
     _write_frame(directory / "items.csv", result.items)
     _write_frame(directory / "heldout.csv", result.heldout)
-    write_json(directory / "eval_timing.json", _timing(result, time.perf_counter() - started))
+    write_json(directory / "eval_timing.json", _timing(result, seconds))
     write_json(directory / "eval.json", _summary(config, result))
-    return [directory / name for name in OUTPUTS]
 
 
 def _write_frame(path: Path, frame: Any) -> None:

@@ -6,26 +6,20 @@ our reading of it. Learning rates are the paper's; a profile may multiply both b
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from pangu_hif8.config import (
-    AmaxAlgo,
-    DataConfig,
-    EvalConfig,
-    ModelConfig,
-    Positive,
-    PositiveFloat,
-    Profile,
-    QuantConfig,
-    Strict,
-    TrainConfig,
-    load_profile,
-    validated,
-)
+from pangu_hif8.config import DataConfig, EvalConfig, ModelConfig, Profile, TrainConfig, load_profile
 from pangu_hif8.errors import UserError
 from pangu_hif8.files import digest
+from pangu_hif8.overrides import (
+    BLOCKS_SETTINGS,
+    QUANTIZER_SETTINGS,
+    TENSOR_SETTINGS,
+    TRAIN_SETTINGS,
+    Overrides,
+)
+from pangu_hif8.quant_config import BUILTIN_ALGOS, ENGINE_SETTINGS, AmaxAlgo, QuantConfig
+from pangu_hif8.strict import Strict, validated
 
 
 class Experiment(Strict):
@@ -99,18 +93,6 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
-class Overrides(Strict):
-    """What a notebook's parameters cell may change. None means: as the paper and the profile say."""
-
-    lr: PositiveFloat | None = None
-    steps: Positive | None = None
-    amax_history_len: Positive | None = None
-    smoothing_decay: float | None = Field(default=None, ge=0, lt=1)
-    bf16_warmup_steps: int | None = Field(default=None, ge=0)
-    hif8_max: float | None = Field(default=None, gt=0, le=32768)
-    overflow: Literal["saturate", "taper"] | None = None
-
-
 class RunConfig(Strict):
     """Everything that decides a run's numbers."""
 
@@ -127,7 +109,12 @@ class RunConfig(Strict):
 
     def train_hash(self) -> str:
         """Identity of the training half: two runs with equal hashes train the same way."""
-        values = self.model_dump(exclude={"evaluation", "custom", "quantization"})
+        values = self.model_dump(exclude={"evaluation", "custom", "quantization", "train"})
+        values |= {
+            "train": self.train.identity(),
+            "data": self.data.identity(),
+            "model": self.model.identity(),
+        }
         for name in ("amax_history_len", "bf16_warmup_steps", "lr_scale"):
             values["train"].pop(name)  # they act through quantization and lr only
         values["quantization"] = self.quantization and self.quantization.effective()
@@ -135,7 +122,7 @@ class RunConfig(Strict):
 
     def eval_hash(self) -> str:
         """Identity of the evaluation half."""
-        return digest([self.evaluation.model_dump(), self.data.model_dump()])
+        return digest([self.evaluation.identity(), self.data.identity()])
 
     @property
     def run_name(self) -> str:
@@ -165,7 +152,7 @@ def resolve(experiment: str, profile: str, seed: int = 0, **overrides: Any) -> R
         profile=profile,
         experiment=experiment,
         seed=seed,
-        model=settings.model,
+        model=_model_config(settings, changes),
         data=settings.data,
         train=train,
         evaluation=settings.evaluation,
@@ -178,22 +165,31 @@ def resolve(experiment: str, profile: str, seed: int = 0, **overrides: Any) -> R
 def _reject_unused(row: Experiment, changes: Overrides) -> None:
     """A setting that is accepted has an effect: refuse quantizer settings on an unquantized run."""
     given = {name for name, value in changes.model_dump().items() if value is not None}
+    algo = changes.amax_compute_algo or row.amax_compute_algo
     if row.lr is None and given:
         raise UserError(f"{row.id} is not trained; it takes no {', '.join(sorted(given))}")
-    quantizer = given - {"lr", "steps"}
-    if row.amax_compute_algo is None and quantizer:
-        raise UserError(f"{row.id} does not quantize; {', '.join(sorted(quantizer))} would have no effect")
-    if "smoothing_decay" in given and row.amax_compute_algo != "exponential_smoothing":
+    if row.amax_compute_algo is None and given & QUANTIZER_SETTINGS:
+        names = ", ".join(sorted(given & QUANTIZER_SETTINGS))
+        raise UserError(f"{row.id} does not quantize; {names} would have no effect")
+    if algo in BUILTIN_ALGOS and "smoothing_decay" in given and algo != "exponential_smoothing":
         raise UserError(f"{row.id} does not smooth; smoothing_decay would have no effect")
-    if "amax_history_len" in given and row.amax_compute_algo != "max_window":
+    if algo in BUILTIN_ALGOS and "amax_history_len" in given and algo != "max_window":
         raise UserError(f"{row.id} has no window; amax_history_len would have no effect")
+    if changes.hp_blocks is not None and given & {"num_first_hp_blocks", "num_last_hp_blocks"}:
+        raise UserError(
+            "hp_blocks replaces num_first_hp_blocks and num_last_hp_blocks; give one or the other"
+        )
+
+
+def _model_config(settings: Profile, changes: Overrides) -> ModelConfig:
+    return validated(
+        ModelConfig, settings.model.model_dump() | changes.given(BLOCKS_SETTINGS), "model settings"
+    )
 
 
 def _train_config(settings: Profile, changes: Overrides) -> TrainConfig:
-    values = settings.train.model_dump()
-    for name in ("steps", "amax_history_len", "bf16_warmup_steps"):
-        if getattr(changes, name) is not None:
-            values[name] = getattr(changes, name)
+    values = settings.train.model_dump() | changes.given(TRAIN_SETTINGS)
+    values["optimizer"] |= changes.given(["lr_decay_per_block"])
     return validated(TrainConfig, values, "training settings")
 
 
@@ -201,16 +197,18 @@ def _quant_config(row: Experiment, train: TrainConfig, changes: Overrides) -> Qu
     if row.amax_compute_algo is None:
         return None
     warmup = train.bf16_warmup_steps if row.bf16_warmup or changes.bf16_warmup_steps is not None else 0
-    values: dict[str, Any] = dict(
-        amax_compute_algo=row.amax_compute_algo,
-        amax_history_len=train.amax_history_len,
-        bf16_warmup_steps=warmup,
-    )
-    for name in ("smoothing_decay", "hif8_max", "overflow"):
-        if getattr(changes, name) is not None:
-            values[name] = getattr(changes, name)
     if warmup >= train.steps:
         raise UserError(
             f"{row.id} would never quantize: bf16_warmup_steps {warmup} is not below steps {train.steps}"
         )
+    if changes.adaptive_warmup_spread is not None and warmup == 0:
+        raise UserError(f"{row.id} has no warm-up to end early; give bf16_warmup_steps, the latest switch")
+    inputs = {"amax_compute_algo": row.amax_compute_algo, "amax_history_len": train.amax_history_len}
+    inputs |= changes.given(TENSOR_SETTINGS)
+    values: dict[str, Any] = inputs | {"bf16_warmup_steps": warmup} | changes.given(ENGINE_SETTINGS)
+    if changes.weights is not None:
+        values["weights"] = inputs | changes.weights
+    if changes.gradients not in (None, False):
+        own = changes.gradients if isinstance(changes.gradients, dict) else {}
+        values["gradients"] = inputs | {"margin": 0.0, "hif8_max": 15.0} | own
     return validated(QuantConfig, values, "quantizer settings")

@@ -112,7 +112,7 @@ def _frozen_layers(model: nn.Module) -> dict[str, HiF8Linear]:
 
 def _check_layer(layer: HiF8Linear, state: ScalingState) -> None:
     for slot in (layer.input_slot, layer.weight_slot):
-        if not state.is_current and not is_usable(state.estimate[slot]):
+        if not state.is_current(slot) and not is_usable(state.estimate[slot]):
             raise UserError(f"{state.names[slot]} has no estimate of its amax yet; train or calibrate first")
     if not layer.weight.isfinite().all():
         raise UserError(f"{state.names[layer.weight_slot]} has values that are not finite")
@@ -128,7 +128,7 @@ def _settings(model: nn.Module, layers: dict[str, HiF8Linear]) -> ExportSettings
         model=_plain(config),
         attn_implementation=attention,
         quantization=state.config,
-        input_scale="current" if state.is_current else "frozen",
+        input_scale="current" if state.config.amax_compute_algo == "current" else "frozen",
         layers=list(layers),
     )
 
@@ -156,11 +156,15 @@ def _tensors(model: nn.Module, layers: dict[str, HiF8Linear]) -> dict[str, Tenso
 
 
 def _quantized_parts(layer: HiF8Linear) -> dict[str, Tensor]:
-    state, config = layer.state, layer.state.config
+    state, settings = layer.state, layer.state.config.for_kind("weight")
     scale = state.scale_for(layer.weight_slot, tensor_to_amax(layer.weight))
-    codes = weight_codes(layer.weight, scale, config.hif8_max, config.overflow)
+    codes = weight_codes(layer.weight, scale, settings.hif8_max, settings.overflow)
     parts = {"weight_codes": codes, "weight_scale": scale}
-    return parts if state.is_current else parts | {"input_scale": state.scale[layer.input_slot]}
+    return (
+        parts
+        if state.is_current(layer.input_slot)
+        else parts | {"input_scale": state.scale[layer.input_slot]}
+    )
 
 
 def _sizes(

@@ -63,6 +63,7 @@ def _put_codes_linear(model: nn.Module, name: str, config: QuantConfig) -> None:
             current=config.amax_compute_algo == "current",
             hif8_max=config.hif8_max,
             overflow=config.overflow,
+            margin=config.margin,
         )
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, codes)

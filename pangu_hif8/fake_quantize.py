@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pangu_hif8.hif8 import round_float32
+from pangu_hif8.hif8 import MAX, round_float32
 
 ScaledOverflow = Literal["saturate", "taper"]
 
@@ -28,6 +28,16 @@ def scaled_quantize_dequantize(
     if overflow == "saturate":
         scaled.clamp_(-hif8_max, hif8_max)
     return round_float32(scaled, overflow="saturate").div_(scale).to(x.dtype)
+
+
+def num_clipped(x: Tensor, scale: Tensor, hif8_max: float, overflow: ScaledOverflow) -> Tensor:
+    """How many elements of x lie beyond the limit at that scale: int64 scalar. NaN is not counted.
+
+    A tensor scaled by its own amax has none: what two roundings (of scale and product) add is allowed for.
+    """
+    limit = (min(hif8_max, MAX) if overflow == "saturate" else MAX) * (1 + 2.0**-22)
+    beyond = (x.detach().float() * scale).abs_().gt_(limit)  # as 0 and 1 in float32: faster than as bool
+    return torch.count_nonzero(beyond)
 
 
 class _StraightThrough(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""HiF8Linear, and which linears of a model become one.
+"""Which linears of a model become HiF8Linear, and the conversion.
 
 The paper quantizes weight and input of gate_proj, up_proj and down_proj in the middle blocks; attention,
 embeddings, norms, lm_head, the first 3 and the last 2 blocks stay in high precision.
@@ -6,71 +6,18 @@ embeddings, norms, lm_head, the first 3 and the last 2 blocks stay in high preci
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from pangu_hif8.amax import tensor_to_amax
-from pangu_hif8.config import QuantConfig
 from pangu_hif8.errors import UserError
-from pangu_hif8.fake_quantize import scaled_quantize_dequantize, straight_through
+from pangu_hif8.quant_config import QuantConfig
+from pangu_hif8.quantized_linear import HiF8Linear, SharedInput, refresh_weights
 from pangu_hif8.scaling import ScalingState
+from pangu_hif8.slots import LAYERS, block_slots
 
-QUANTIZED_LAYERS = ("gate_proj", "up_proj", "down_proj")
-
-
-class HiF8Linear(nn.Linear):
-    """nn.Linear whose input and weight pass through HiF8 as the shared ScalingState's mode says."""
-
-    state: ScalingState
-    input_slot: int
-    weight_slot: int
-    _cache: tuple[tuple[int, int, int, bool], Tensor] | None = None
-
-    @classmethod
-    def from_float(cls, linear: nn.Linear, state: ScalingState, input_slot: int) -> HiF8Linear:
-        """The same layer, sharing `linear`'s parameters; its weight's slot follows its input's."""
-        with torch.device("meta"):
-            new = cls(linear.in_features, linear.out_features, linear.bias is not None)
-        new.weight, new.bias = linear.weight, linear.bias
-        new.state, new.input_slot, new.weight_slot = state, input_slot, input_slot + 1
-        return new.train(linear.training)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input [..., in_features] to [..., out_features]."""
-        if self.state.mode == "off":
-            return F.linear(input, self.weight, self.bias)
-        if self.state.mode == "calibrate":
-            self._record(self.input_slot, input)
-            self._record(self.weight_slot, self.weight)
-            return F.linear(input, self.weight, self.bias)
-        return F.linear(
-            straight_through(input, self._quantize(self.input_slot, input)),
-            straight_through(self.weight, self._quantized_weight()),
-            self.bias,
-        )
-
-    def _record(self, slot: int, x: Tensor) -> None:
-        if self.state.recording:
-            self.state.record(slot, tensor_to_amax(x))
-
-    def _quantize(self, slot: int, x: Tensor) -> Tensor:
-        state, config = self.state, self.state.config
-        amax = tensor_to_amax(x)
-        if state.recording:
-            state.record(slot, amax)
-        return scaled_quantize_dequantize(x, state.scale_for(slot, amax), config.hif8_max, config.overflow)
-
-    def _quantized_weight(self) -> Tensor:
-        """Quantized once per optimizer step (and once in all when frozen), not once per micro-batch."""
-        # A pass that records must not reuse what one that doesn't (no_grad) left: its amax would be lost.
-        version, place = self.weight._version, self.weight.data_ptr()
-        key = (self.state.generation, version, place, self.state.recording)
-        if self._cache is None or self._cache[0] != key:
-            self._cache = (key, self._quantize(self.weight_slot, self.weight))
-        return self._cache[1]
+__all__ = ["HiF8Linear", "converted_linears", "decoder_blocks", "prepare_qat", "refresh_weights"]
 
 
 def decoder_blocks(model: nn.Module) -> nn.ModuleList:
@@ -81,35 +28,66 @@ def decoder_blocks(model: nn.Module) -> nn.ModuleList:
     return blocks
 
 
-def quantized_block_range(num_blocks: int, num_first_hp: int, num_last_hp: int) -> range:
-    """Indices of the blocks to quantize. Raises UserError when none is left."""
-    chosen = range(num_first_hp, num_blocks - num_last_hp)
+def quantized_blocks(
+    num_blocks: int, num_first_hp: int, num_last_hp: int, hp_blocks: Sequence[int] | None = None
+) -> list[int]:
+    """Indices of the blocks to quantize: all but the first and last, or all but `hp_blocks`.
+
+    Raises UserError when none is left, or when a block does not exist.
+    """
+    if hp_blocks is not None:
+        if odd := [block for block in hp_blocks if not 0 <= block < num_blocks]:
+            raise UserError(f"hp_blocks names block {odd[0]}; the model has blocks 0 to {num_blocks - 1}")
+        chosen = [block for block in range(num_blocks) if block not in hp_blocks]
+    else:
+        chosen = list(range(num_first_hp, num_blocks - num_last_hp))
     if not chosen:
         raise UserError(
             f"{num_blocks} blocks less {num_first_hp} first and {num_last_hp} last leave none to quantize"
+            if hp_blocks is None
+            else f"hp_blocks keeps all {num_blocks} blocks in high precision; none is left to quantize"
         )
     return chosen
 
 
-def prepare_qat(model: nn.Module, config: QuantConfig, num_first_hp: int, num_last_hp: int) -> ScalingState:
+def prepare_qat(
+    model: nn.Module,
+    config: QuantConfig,
+    num_first_hp: int,
+    num_last_hp: int,
+    hp_blocks: Sequence[int] | None = None,
+) -> ScalingState:
     """Replace the MLP linears of the middle blocks in place; returns their ScalingState, mode "off".
 
     Raises UserError when there is nothing to convert, or when a weight is tied to another module.
     """
     blocks = decoder_blocks(model)
-    chosen = quantized_block_range(len(blocks), num_first_hp, num_last_hp)
-    layers = [(index, name) for index in chosen for name in QUANTIZED_LAYERS]
-    names = [f"{index}.{name}.{kind}" for index, name in layers for kind in ("input", "weight")]
-    first = next(model.parameters())
-    state = ScalingState(names, config, first.device)
-    for number, (index, name) in enumerate(layers):
-        mlp = cast(nn.Module, getattr(blocks[index], "mlp", None))
-        linear = getattr(mlp, name, None)
-        if type(linear) is not nn.Linear:
-            raise UserError(f"block {index} has no plain linear mlp.{name}; found {type(linear).__name__}")
-        setattr(mlp, name, HiF8Linear.from_float(linear, state, 2 * number))
+    chosen = quantized_blocks(len(blocks), num_first_hp, num_last_hp, hp_blocks)
+    names = [name for index in chosen for name in block_slots(index, config.kinds())]
+    state = ScalingState(names, config, next(model.parameters()).device)
+    slot = {name: number for number, name in enumerate(names)}
+    for index in chosen:
+        _convert(cast(nn.Module, getattr(blocks[index], "mlp", None)), index, state, slot)
     _refuse_tied(model)
     return state
+
+
+def _convert(mlp: nn.Module, index: int, state: ScalingState, slot: dict[str, int]) -> None:
+    shared = SharedInput()
+    for layer in LAYERS:
+        linear = getattr(mlp, layer, None)
+        if type(linear) is not nn.Linear:
+            raise UserError(f"block {index} has no plain linear mlp.{layer}; found {type(linear).__name__}")
+        source = "down_proj" if layer == "down_proj" else "gate_proj,up_proj"
+        new = HiF8Linear.from_float(
+            linear,
+            state,
+            slot[f"{index}.{source}.input"],
+            slot[f"{index}.{layer}.weight"],
+            slot.get(f"{index}.{layer}.gradient"),
+        )
+        new.shared = None if layer == "down_proj" else shared
+        setattr(mlp, layer, new)
 
 
 def converted_linears(model: nn.Module) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pangu_hif8.errors import UserError
 
@@ -30,26 +30,32 @@ def load_base(model_dir: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     Raises UserError when the directory is incomplete, or a tensor is missing, unexpected or of a wrong shape.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    return load_strict(model_dir, remedy=REMEDY), load_tokenizer(model_dir)
+
+
+def load_strict(model_dir: Path, *, remedy: str, **options: Any) -> PreTrainedModel:
+    """A causal language model from a local directory, training mode off, in float32 by default.
+
+    `options` go to `from_pretrained`. Raises UserError that ends with `remedy` when the checkpoint can't be
+    read or does not fit its config.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
+    fixed = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    defaults = {"dtype": torch.float32, "trust_remote_code": False}
     try:
-        network, info = AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            dtype=torch.float32,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        network, info = AutoModelForCausalLM.from_pretrained(model_dir, **(defaults | options | fixed))
     except Exception as error:  # safetensors, json and transformers raise many kinds for a damaged file
-        raise UserError(f"cannot load the model in {model_dir} ({_first_line(error)}); {REMEDY}") from error
+        raise UserError(f"cannot load the model in {model_dir} ({first_line(error)}); {remedy}") from error
     faults = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if faults:
-        raise UserError(f"the checkpoint in {model_dir} does not fit its config: {faults}; {REMEDY}")
-    return network.eval(), load_tokenizer(model_dir)
+        raise UserError(f"the checkpoint in {model_dir} does not fit its config: {faults}; {remedy}")
+    return network.eval()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Kind and first line of an error, for a message of one line."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
@@ -58,10 +64,10 @@ def load_tokenizer(model_dir: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+        return AutoTokenizer.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # json and tokenizers raise many kinds for a damaged file
         raise UserError(
-            f"cannot load the tokenizer in {model_dir} ({_first_line(error)}); {REMEDY}"
+            f"cannot load the tokenizer in {model_dir} ({first_line(error)}); {REMEDY}"
         ) from error
 
 

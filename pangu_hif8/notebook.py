@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pangu_hif8.errors import UserError
-from pangu_hif8.experiments import Overrides
+from pangu_hif8.errors import Preempted, UserError
+from pangu_hif8.overrides import Overrides
 
 if TYPE_CHECKING:
     from pangu_hif8.run import Run
@@ -63,7 +63,7 @@ def run_from_notebook(experiment: str, namespace: Mapping[str, Any]) -> Run:
         if lost:  # papermill injects its own even where there is no parameters cell, and only warns
             raise UserError(f"the notebook declares no {', '.join(lost)}; restore its parameters cell")
         return run_experiment(experiment, **parameters)
-    except UserError as error:
+    except (UserError, Preempted) as error:
         raise NotebookError(str(error)) from None
 
 

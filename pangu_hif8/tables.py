@@ -1,4 +1,4 @@
-"""The report's tables, as data frames that go to CSV and Markdown, and `describe_run` for one run's notebook.
+"""The report's tables, as data frames that go to CSV and Markdown.
 
 Figures in percent, accuracy differences in points, losses in nats. The paper's figures stand beside ours
 where it published any and where the profile has the same benchmark; elsewhere the field stays empty.
@@ -6,7 +6,6 @@ where it published any and where the profile has the same benchmark; elsewhere t
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,20 +20,32 @@ from pangu_hif8.comparisons import (
     compare_accuracy,
     compare_heldout,
     expected_share,
+    loss_pairs,
+    num_steps_left_out,
     overshoot,
+    quantized_pairs,
     saturation_interval,
     saturation_rows,
 )
+from pangu_hif8.describe import describe_run
 from pangu_hif8.experiments import EXPERIMENTS
 from pangu_hif8.results import ProfileResults
-from pangu_hif8.run_checks import DOMAINS, KINDS, LAYERS
-from pangu_hif8.run_files import RunResult, open_run
+from pangu_hif8.run_checks import DOMAINS, LAYERS
+from pangu_hif8.run_files import RunResult
+from pangu_hif8.sampled import experiment_kinds, sampled_experiments, sampled_rows
 
-
-def quantized_pairs(results: ProfileResults) -> list[tuple[str, str]]:
-    """(experiment, matched baseline) for every quantized experiment that has both at a common seed."""
-    rows = [(row.id, row.baseline) for row in EXPERIMENTS.values() if row.baseline]
-    return [(name, base) for name, base in rows if base and results.pairs(name, base)]
+__all__ = [
+    "ape_summary",
+    "benchmark_table",
+    "claims_table",
+    "describe_run",
+    "heldout_table",
+    "quantized_pairs",
+    "runs_table",
+    "sampled_table",
+    "saturation_table",
+    "to_markdown",
+]
 
 
 def benchmark_table(results: ProfileResults) -> pd.DataFrame:
@@ -82,8 +93,9 @@ def _drop_cells(results: ProfileResults, name: str, task: str, baseline: str | N
 def saturation_table(results: ProfileResults) -> pd.DataFrame:
     """One row per quantized experiment, kind and layer ("all" too): share with interval, and overshoot."""
     names = [n for n in results.experiments() if results.of(n)[0].saturation is not None]
+    kinds = [(name, kind) for name in names for kind in experiment_kinds(results, name)]
     return pd.DataFrame(
-        [_saturation_row(results, n, k, layer) for n in names for k in KINDS for layer in (None, *LAYERS)]
+        [_saturation_row(results, *pair, layer) for pair in kinds for layer in (None, *LAYERS)]
     )
 
 
@@ -99,17 +111,38 @@ def _saturation_row(results: ProfileResults, name: str, kind: str, layer: str | 
         "saturated_pct": share.value,
         "low_pct": share.low,
         "high_pct": share.high,
-        "record_law_pct": None if expected is None or kind == "weight" else 100 * expected,
+        "record_law_pct": None if expected is None or kind != "input" else 100 * expected,
         "overshoot_median": float(np.median(over)) if over.size else None,
         "overshoot_p90": float(np.quantile(over, 0.9)) if over.size else None,
         "overshoot_max": float(over.max()) if over.size else None,
     }
 
 
+def sampled_table(results: ProfileResults) -> pd.DataFrame:
+    """One row per experiment, kind and layer: median SQNR in dB, mean shares in percent, sampled steps."""
+    kinds = [(n, kind) for n in sampled_experiments(results) for kind in experiment_kinds(results, n)]
+    rows = [_sampled_row(results, *pair, layer) for pair in kinds for layer in LAYERS]
+    return pd.DataFrame([row for row in rows if row["num_samples"]])
+
+
+def _sampled_row(results: ProfileResults, name: str, kind: str, layer: str) -> dict[str, Any]:
+    rows = sampled_rows(results, name)
+    rows = rows[(rows["kind"] == kind) & (rows["layer"] == layer)]
+    return {
+        "experiment": name,
+        "kind": kind,
+        "layer": layer,
+        "num_samples": len(rows),
+        "sqnr_db_median": rows["sqnr_db"].median(),
+        "clipped_pct_mean": 100 * rows["clipped_share"].mean(),
+        "flushed_pct_mean": 100 * rows["flushed_share"].mean(),
+    }
+
+
 def ape_summary(results: ProfileResults) -> pd.DataFrame:
     """One row per quantized experiment: APE over all and over the quantized steps, the paper's beside."""
     rows = []
-    for name, baseline in quantized_pairs(results):
+    for name, baseline in loss_pairs(results):
         every = ape_interval(results, name, baseline, quantized=False)
         after = ape_interval(results, name, baseline, quantized=True)
         rows.append(
@@ -121,6 +154,7 @@ def ape_summary(results: ProfileResults) -> pd.DataFrame:
                 "ape_quantized_pct": after.value,
                 "low_pct": after.low,
                 "high_pct": after.high,
+                "num_steps_left_out": num_steps_left_out(results, name, baseline),
                 "paper_ape_all_pct": paper.ape_pct() if name == "E8" else None,
                 "paper_ape_quantized_pct": paper.ape_pct(True) if name == "E8" else None,
             }
@@ -199,47 +233,3 @@ def _cell(value: object, digits: int) -> str:
     if isinstance(value, float):
         return f"{value:.{digits}g}"
     return " ".join(str(value).split()).replace("|", "\\|")
-
-
-def describe_run(run_dir: Path | str) -> str:
-    """One run in sentences computed from its files. Raises UserError when they are not usable."""
-    run = open_run(run_dir)
-    title = EXPERIMENTS[run.experiment].title + (" with changed parameters" if run.config.custom else "")
-    parts = [f"**{run.experiment} ({title}), seed {run.seed}.**", *_training_text(run), *_scaling_text(run)]
-    scores = [
-        f"{name} {100 * task['value']:.1f}% (± {100 * task['stderr']:.1f})"
-        for name, task in run.summary["tasks"].items()
-    ]
-    heldout = run.summary["heldout"]
-    parts.append(f"Accuracy: {', '.join(scores)}.")
-    parts.append(
-        f"Held-out loss: {heldout['same_domain']['loss']:.4f} nats on the same text, "
-        f"{heldout['second_domain']['loss']:.4f} on the second domain."
-    )
-    return " ".join(parts)
-
-
-def _training_text(run: RunResult) -> list[str]:
-    if run.steps is None:
-        return ["The checkpoint as it came, evaluated and not trained."]
-    num = max(1, len(run.steps) // 10)
-    first, last = run.steps["loss"].head(num).mean(), run.steps["loss"].tail(num).mean()
-    return [
-        f"In {len(run.steps)} steps of {run.info['tokens_per_step']} tokens the training loss went from "
-        f"{first:.3f} to {last:.3f} nats (means of the first and last {num} steps)."
-    ]
-
-
-def _scaling_text(run: RunResult) -> list[str]:
-    info = run.info
-    if run.saturation is None:
-        return [] if run.steps is None else ["No layer was converted."]
-    rows = run.saturation[run.saturation["step"] >= info["quantized_from_step"]]
-    share = rows.groupby("kind")["saturated"].mean() * 100
-    over = overshoot(rows)
-    text = (
-        f"{info['num_converted_linears']} of {info['num_linears']} linear layers were converted to HiF8 and "
-        f"quantized from step {info['quantized_from_step']}; {share['input']:.1f}% of input and "
-        f"{share['weight']:.1f}% of weight (tensor, step) pairs exceeded their estimate"
-    )
-    return [text + (f", at most by a factor of {over.max():.2f}." if over.size else ".")]

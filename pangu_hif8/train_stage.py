@@ -6,17 +6,12 @@ same bytes. Files get their final names only when complete, and the stamp comes 
 
 from __future__ import annotations
 
-import csv
-import io
 import platform
-import resource
 import statistics
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -24,24 +19,24 @@ from transformers import set_seed
 
 from pangu_hif8.corpus import TokenShards, TrainingOrder
 from pangu_hif8.errors import UserError
-from pangu_hif8.experiments import RunConfig, get_experiment
+from pangu_hif8.experiments import RunConfig
 from pangu_hif8.files import atomic_path, write_json, write_text
-from pangu_hif8.freshness import source_digest
+from pangu_hif8.launch import Parallel, accelerate_state
 from pangu_hif8.linear import converted_linears, prepare_qat
+from pangu_hif8.machine import cpu_name, peak_rss_mb
 from pangu_hif8.models import load_base
 from pangu_hif8.prepared import Prepared
+from pangu_hif8.ranks import Ranks
+from pangu_hif8.records import csv_text, saturation_csv, steps_csv
+from pangu_hif8.run_facts import model_facts, num_linears, training_facts
 from pangu_hif8.scaling import ScalingState
-from pangu_hif8.train import BatchForStep, StepRecord, fit
+from pangu_hif8.sessions import Session
+from pangu_hif8.stop_signal import stop_signal
+from pangu_hif8.train import BatchForStep, Trainer, progress
+from pangu_hif8.training_state import Parts, gather
 
-SCHEMA_VERSION = 1
 OUTPUTS = ("run.json", "steps.csv", "train_timing.json", "step_times.csv", "checkpoint/model.safetensors")
 QUANTIZED_OUTPUTS = ("saturation.csv", "checkpoint/scaling.safetensors")
-LIBRARIES = ("torch", "transformers", "accelerate", "numpy", "safetensors")
-
-
-def library_versions() -> dict[str, str]:
-    """Versions that a run's numbers can depend on."""
-    return {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
 
 
 def make_deterministic(seed: int, num_threads: int) -> None:
@@ -53,11 +48,18 @@ def make_deterministic(seed: int, num_threads: int) -> None:
 
 def build_model(config: RunConfig, prepared: Prepared) -> tuple[nn.Module, ScalingState | None]:
     """The base model on the device that Accelerate picks, converted when the run quantizes."""
-    model = load_base(prepared.model_dir)[0].to(PartialState().device)
+    model = load_base(prepared.model_dir)[0].to(accelerate_state().device)
     if config.quantization is None:
         return model, None
-    blocks = (config.model.num_first_hp_blocks, config.model.num_last_hp_blocks)
-    return model, prepare_qat(model, config.quantization, *blocks)
+    return model, convert(model, config)
+
+
+def convert(model: nn.Module, config: RunConfig) -> ScalingState:
+    """The model's middle blocks quantized as the run says."""
+    blocks = config.model
+    assert config.quantization
+    first, last = blocks.num_first_hp_blocks, blocks.num_last_hp_blocks
+    return prepare_qat(model, config.quantization, first, last, blocks.hp_blocks)
 
 
 def batches(config: RunConfig, shards: TokenShards) -> BatchForStep:
@@ -66,74 +68,90 @@ def batches(config: RunConfig, shards: TokenShards) -> BatchForStep:
     return lambda step: torch.from_numpy(shards.train[order.indices(step)].astype("int64"))
 
 
-def train_run(config: RunConfig, prepared: Prepared, directory: Path) -> list[Path]:
-    """Train, check that the run is what its label says, write the files; returns their paths."""
+def train_run(
+    config: RunConfig,
+    prepared: Prepared,
+    directory: Path,
+    identity: dict[str, str],
+    *,
+    parallel: Parallel = "ddp",
+    resume: Path | str = "auto",
+) -> list[Path]:
+    """Train, check that the run is what its label says, write the files; returns their paths.
+
+    `identity` is what decides the run's numbers, by name: a checkpoint with another one is not resumed.
+    `resume` is "auto", "never" or a checkpoint's directory. On several ranks each calls this, and rank 0
+    writes. Raises Preempted after SIGTERM, UserError for what the user can mend.
+    """
     if config.lr is None:
         return _write_untrained(config, prepared, directory)
+    accelerate_state()  # sets the number of threads, which is the configuration's to say
     make_deterministic(config.seed, config.train.num_threads)
-    shards = TokenShards.open(prepared.shards_dir)
+    # The prepare step has compared sizes and times; reading 42 GB again only to hash it would take minutes.
+    shards = TokenShards.open(prepared.shards_dir, verify=config.data.source != "parquet")
+    with stop_signal() as stop:
+        trainer = _trainer(config, config.lr, prepared, parallel)
+        trainer.stop_requested = stop
+        order = TrainingOrder(len(shards.train), config.train.batch_size, config.seed)
+        trainer.describe_batch = lambda step: f"sequences {order.indices(step).tolist()}"
+        who = identity | _world_identity(config, trainer)
+        session = Session(directory, trainer, who, config.model_dump(mode="json"), resume)
+        _train(config, trainer, session, batches(config, shards))
+        return _finish(config, prepared, directory, trainer, session)
+
+
+def _trainer(config: RunConfig, lr: float, prepared: Prepared, parallel: Parallel) -> Trainer:
     model, scaling = build_model(config, prepared)
-    converted, num_linears = converted_linears(model), _num_linears(model)
-    print(f"{config.run_name}: converted {len(converted)}/{num_linears} linear layers to HiF8", flush=True)
-    records = fit(
-        model,
-        batches(config, shards),
-        steps=config.train.steps,
-        micro_batch_size=config.train.micro_batch_size,
-        lr=config.lr,
-        optimizer=config.train.optimizer,
-        scaling=scaling,
-        description=f"{config.run_name} seed {config.seed}: training",
-    )
-    facts = _facts(config, prepared, model, converted, records)
-    return _write(config, directory, facts, records, model, scaling)
+    trainer = Trainer(model, config.train, lr, scaling, Ranks(parallel))
+    if trainer.ranks.is_main:
+        num, total = len(converted_linears(model)), num_linears(model)
+        print(f"{config.run_name}: converted {num}/{total} linear layers to HiF8", flush=True)
+    return trainer
 
 
-def _num_linears(model: nn.Module) -> int:
-    return sum(isinstance(module, nn.Linear) for module in model.modules())
+def _world_identity(config: RunConfig, trainer: Trainer) -> dict[str, str]:
+    """The number of ranks, where it decides the numbers: where amaxes are not those of the global batch."""
+    settings = config.quantization
+    kinds = [settings.for_kind(kind) for kind in settings.kinds()] if settings else []
+    current = any(kind.amax_compute_algo == "current" for kind in kinds)
+    if current or (settings and not (settings.reduce_amax and settings.history_unit == "step")):
+        return {"number of processes": str(trainer.ranks.world)}
+    return {}
 
 
-def _facts(
-    config: RunConfig, prepared: Prepared, model: nn.Module, converted: list[str], records: list[StepRecord]
-) -> dict[str, Any]:
-    switched = next((r.step for r in records if r.scaling and r.scaling.quantized), None)
-    if config.quantization and (not converted or switched is None):
-        raise UserError(f"{config.run_name} is labelled HiF8 and never quantized; nothing is written")
-    facts = {
-        "device": str(next(model.parameters()).device),
-        "num_parameters": sum(p.numel() for p in model.parameters()),
-        "num_linears": _num_linears(model),
-        "num_converted_linears": len(converted),
-        "converted": converted,
-        "quantized_from_step": switched,
-        "tokens_per_step": config.train.batch_size * config.data.sequence_length,
-        "num_steps": len(records),
-        "final_loss": records[-1].loss if records else None,
-    }
-    return _identity(config, prepared) | facts
+def _train(config: RunConfig, trainer: Trainer, session: Session, batch_for_step: BatchForStep) -> None:
+    label = f"{config.run_name} seed {config.seed}: training"
+    try:
+        for step in progress(session.step + 1, config.train.steps, label, trainer.ranks.is_main):
+            session.after(trainer.run_step(step, batch_for_step(step)))
+    finally:
+        session.close()
+    trainer.finish()
 
 
-def _identity(config: RunConfig, prepared: Prepared) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "status": "complete",
-        "profile": config.profile,
-        "experiment": config.experiment,
-        "title": get_experiment(config.experiment).title,
-        "seed": config.seed,
-        "config": config.model_dump(),
-        "train_hash": config.train_hash(),
-        "eval_hash": config.eval_hash(),
-        "train_code": source_digest("train_stage"),
-        "model_digest": prepared.digests["model"],
-        "data_digest": prepared.digests["shards"],
-        "versions": library_versions(),
-    }
+def _finish(
+    config: RunConfig,
+    prepared: Prepared,
+    directory: Path,
+    trainer: Trainer,
+    session: Session,
+) -> list[Path]:
+    parts = gather(trainer)
+    written: list[Path] = []
+
+    def write() -> None:
+        entries = session.entries()
+        facts = training_facts(config, prepared, trainer, entries) | {"resumed_from": session.resumed_from}
+        written.extend(_write(config, directory, facts, entries, parts, trainer.scaling))
+
+    trainer.ranks.on_main(write)
+    session.remove()
+    return written
 
 
 def _write_untrained(config: RunConfig, prepared: Prepared, directory: Path) -> list[Path]:
     model, _ = load_base(prepared.model_dir)
-    write_json(directory / "run.json", _facts(config, prepared, model, [], []))
+    write_json(directory / "run.json", model_facts(config, prepared, model))
     return [directory / "run.json"]
 
 
@@ -141,25 +159,22 @@ def _write(
     config: RunConfig,
     directory: Path,
     facts: dict[str, Any],
-    records: list[StepRecord],
-    model: nn.Module,
+    entries: list[dict[str, Any]],
+    parts: Parts,
     scaling: ScalingState | None,
 ) -> list[Path]:
-    names = OUTPUTS + (QUANTIZED_OUTPUTS if scaling else ())
-    _save_tensors(directory / "checkpoint" / "model.safetensors", _trained_weights(model))
-    write_text(directory / "steps.csv", _steps_csv(records))
-    write_text(directory / "step_times.csv", _table(["step", "seconds"], _times(records)))
+    outputs = OUTPUTS + (QUANTIZED_OUTPUTS if scaling else ())
+    slots = scaling.names if scaling else []
+    _save_tensors(directory / "checkpoint" / "model.safetensors", parts["model"])
+    write_text(directory / "steps.csv", steps_csv(entries, slots))
+    times = ([e["step"], f"{e['seconds']:.4f}"] for e in entries)
+    write_text(directory / "step_times.csv", csv_text(["step", "seconds"], times))
     if scaling:
-        _save_tensors(directory / "checkpoint" / "scaling.safetensors", scaling.state_dict())
-        write_text(directory / "saturation.csv", _saturation_csv(records, scaling.names))
-    write_json(directory / "train_timing.json", _timing(config, records))
+        _save_tensors(directory / "checkpoint" / "scaling.safetensors", parts["scaling"])
+        write_text(directory / "saturation.csv", saturation_csv(entries, slots))
+    write_json(directory / "train_timing.json", _timing(config, entries))
     write_json(directory / "run.json", facts)
-    return [directory / name for name in names]
-
-
-def _trained_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter once (a tied head is left out), by the name that the base model gives it."""
-    return {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
+    return [directory / name for name in outputs]
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -170,66 +185,11 @@ def _save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
             raise UserError(f"cannot write {path}: {error}. Check free space.") from error
 
 
-def _table(header: list[str], rows: list[list[Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return out.getvalue()
-
-
-def _steps_csv(records: list[StepRecord]) -> str:
-    header = ["step", "loss", "lr", "grad_norm", "quantized", "saturated_share", "max_overshoot"]
-    return _table(header, [[r.step, r.loss, r.lr, r.grad_norm, *_scaling_cells(r)] for r in records])
-
-
-def _scaling_cells(record: StepRecord) -> list[Any]:
-    step = record.scaling
-    if step is None or not step.quantized:
-        return [0, "", ""]
-    overshoot = (step.amax / step.estimate).nan_to_num(0.0)
-    return [1, float(step.saturated.double().mean()), float(overshoot.max())]
-
-
-def _saturation_csv(records: list[StepRecord], names: list[str]) -> str:
-    header = ["step", "block", "layer", "kind", "amax", "estimate", "saturated"]
-    return _table(header, [row for record in records for row in _saturation_rows(record, names)])
-
-
-def _saturation_rows(record: StepRecord, names: list[str]) -> list[list[Any]]:
-    step = record.scaling
-    assert step is not None
-    columns = zip(names, step.amax.tolist(), step.estimate.tolist(), step.saturated.tolist(), strict=True)
-    return [
-        [record.step, *name.split("."), f"{amax:.9g}"]
-        + ([f"{estimate:.9g}", int(saturated)] if step.quantized else ["", ""])
-        for name, amax, estimate, saturated in columns
-    ]
-
-
-def _times(records: list[StepRecord]) -> list[list[Any]]:
-    return [[record.step, f"{record.seconds:.4f}"] for record in records]
-
-
-def _timing(config: RunConfig, records: list[StepRecord]) -> dict[str, Any]:
+def _timing(config: RunConfig, entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "train_seconds": round(sum(r.seconds for r in records), 2),
-        "seconds_per_step_median": round(statistics.median(r.seconds for r in records), 4),
+        "train_seconds": round(sum(e["seconds"] for e in entries), 2),
+        "seconds_per_step_median": round(statistics.median(e["seconds"] for e in entries), 4),
         "peak_rss_mb": peak_rss_mb(),
         "num_threads": config.train.num_threads,
         "machine": f"{platform.system()} {platform.machine()}, {cpu_name()}",
     }
-
-
-def cpu_name() -> str:
-    """The processor's name where Linux tells it, else what Python knows."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown processor")
-
-
-def peak_rss_mb() -> float:
-    """Largest resident memory of this process so far, in MB (Linux reports KiB, macOS bytes)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1e6 if platform.system() == "Darwin" else 1e3), 1)

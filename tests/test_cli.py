@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pangu_hif8 import cli, stages
+from pangu_hif8.errors import Preempted
 from pangu_hif8.experiments import EXPERIMENTS
 from pangu_hif8.paths import ROOT
 
@@ -17,12 +18,16 @@ from pangu_hif8.paths import ROOT
     ("arguments", "words"),
     [
         ("stage E9 --profile smoke", "unknown experiment 'E9'; valid: E0, E1"),
-        ("stage E5 --profile paper9", "unknown profile 'paper9'; valid: laptop, smoke"),
+        ("stage E5 --profile paper9", "unknown profile 'paper9'; valid: laptop, paper, smoke"),
         ("run E5 --profile nope", "unknown profile 'nope'"),
         ("run E5 --seed x", "a whole number from 0 is needed, got 'x'"),
         ("run E5 --seed -1", "a whole number from 0 is needed, got '-1'"),
         ("run E5 --sed 1", "unrecognized arguments: --sed 1"),
         ("run E5 --see 1", "unrecognized arguments: --see 1"),
+        ("train E5 --parallel pipeline", "invalid choice: 'pipeline'"),
+        ("train E9", "unknown experiment 'E9'"),
+        ("evaluate E5 --profile nope", "unknown profile 'nope'"),
+        ("evaluate E5 --resume never", "unrecognized arguments: --resume never"),
         ("run", "the following arguments are required: experiment"),
         ("bogus", "invalid choice: 'bogus'"),
         ("", "required: COMMAND"),
@@ -82,6 +87,26 @@ def test_nothing_heavy_is_loaded_for_it(arguments: list[str], tmp_path: Path) ->
 def test_module_is_executable() -> None:
     command = [sys.executable, "-m", "pangu_hif8", "check-args", "--only", "E5"]
     assert subprocess.run(command, cwd=ROOT).returncode == 0
+
+
+def test_ranks_and_resume_are_handed_on_and_a_preemption_is_exit_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def preempted(*experiment: str, **how: object) -> None:
+        asked.append((*experiment, how))
+        raise Preempted(7)
+
+    for name in ("run_experiment", "train_experiment"):
+        monkeypatch.setattr(f"pangu_hif8.run.{name}", preempted)
+    assert cli.main("run E5 --profile smoke".split()) == 0
+    assert cli.main("train E8 --seed 2 --parallel fsdp --resume some/step-00000020".split()) == 0
+    assert asked == [
+        ("E5", {"profile": "smoke", "seed": 0, "parallel": "ddp", "resume": "auto"}),
+        ("E8", {"profile": "laptop", "seed": 2, "parallel": "fsdp", "resume": Path("some/step-00000020")}),
+    ]
+    assert capsys.readouterr().out.count("stopped after step 7 with a checkpoint; run the same command") == 2
 
 
 def test_status_lists_what_waits_and_exits_3(

@@ -10,6 +10,7 @@ import pytest
 
 from pangu_hif8.corpus import Packed, TokenShards, TrainingOrder, pack, write_shards
 from pangu_hif8.errors import UserError
+from pangu_hif8.sharded_array import ShardedArray
 
 EOS = 9
 
@@ -108,6 +109,31 @@ def test_a_manifest_without_a_split_is_a_clear_error(shards: Path) -> None:
         TokenShards.open(shards)
 
 
+def test_many_files_read_as_one_array() -> None:
+    whole = np.arange(60, dtype=np.uint16).reshape(20, 3)
+    array = ShardedArray([whole[:8], whole[8:8], whole[8:16], whole[16:]], (3,), np.uint16)
+    assert array.shape == whole.shape and array.dtype == whole.dtype and len(array) == 20
+    for key in (0, 7, 8, 19, -1, -20, slice(None), slice(5, 18, 4), slice(18, 2, -3), slice(30, 40)):
+        assert np.array_equal(array[key], whole[key]), key
+    for indices in ([19, 0, 8, 8, 7, -3], [], list(range(20))):
+        assert np.array_equal(array[np.array(indices, np.int64)], whole[np.array(indices, np.int64)])
+    assert array[np.array([15, 16])].dtype == np.uint16
+    assert np.array_equal(np.asarray(array), whole)
+
+
+@pytest.mark.parametrize("key", [20, -21, [3, 20]])
+def test_an_index_outside_of_all_files(key: int | list[int]) -> None:
+    with pytest.raises(IndexError, match="outside of 20 rows"):
+        ShardedArray([np.zeros((12, 3)), np.zeros((8, 3))], (3,), np.float64)[key]
+
+
+@pytest.mark.parametrize("key", [1.0, [True] * 20, (0, 1), [[0, 1]], None])
+def test_an_index_that_is_none(key: object) -> None:
+    """A tuple would mean two axes to numpy; it is refused and not read as two rows."""
+    with pytest.raises(TypeError, match="integer array is needed"):
+        ShardedArray([np.zeros((20, 3))], (3,), np.float64)[key]
+
+
 @pytest.mark.parametrize(("num_sequences", "batch_size"), [(12, 4), (10, 4), (3, 8)])
 def test_every_epoch_sees_every_sequence_once(num_sequences: int, batch_size: int) -> None:
     order = TrainingOrder(num_sequences, batch_size, seed=5)
@@ -128,6 +154,25 @@ def test_order_is_a_function_of_seed_and_step() -> None:
 def test_order_is_pinned() -> None:
     """A change of numpy or of ours that reorders the data must be seen."""
     assert TrainingOrder(10, 4, seed=0).indices(1).tolist() == [0, 7, 8, 6]
+
+
+def test_order_is_the_permutations_joined() -> None:
+    """Against the definition, over the end of an epoch, in any order of steps, seeds apart."""
+    for seed, step in [(3, 5), (4, 5), (3, 1), (3, 2), (4, 1), (3, 5)]:
+        joined = np.concatenate(
+            [np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(10) for epoch in range(4)]
+        )
+        assert TrainingOrder(10, 4, seed).indices(step).tolist() == joined[4 * step - 4 : 4 * step].tolist()
+
+
+def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten million sequences take a third of a second; the order is asked for in every step."""
+    order, made = TrainingOrder(1_003, 100, seed=77), []
+    philox = np.random.Philox
+    monkeypatch.setattr(np.random, "Philox", lambda key: made.append(key) or philox(key=key))
+    for step in range(1, 22):
+        order.indices(step)
+    assert made == [[77, 0], [77, 1], [77, 2]]
 
 
 def test_steps_count_from_one() -> None:

@@ -152,9 +152,9 @@ def test_make_alone_is_help_and_knows_the_registry_and_the_profiles(clean_env: d
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("PROFILE=lapptop",), ('unknown PROFILE "lapptop"', "laptop smoke")),
-        (("PROFILE=smoke laptop",), ("unknown PROFILE", "laptop smoke")),
-        (("PROFILE=",), ("unknown PROFILE", "laptop smoke")),
+        (("PROFILE=lapptop",), ('unknown PROFILE "lapptop"', "laptop paper smoke")),
+        (("PROFILE=smoke laptop",), ("unknown PROFILE", "laptop paper smoke")),
+        (("PROFILE=",), ("unknown PROFILE", "laptop paper smoke")),
         (("ONLY=E5 E9",), ("unknown experiment in ONLY: E9", "E0 E1")),
         (("SEEDS=one",), ("SEEDS must be whole numbers",)),
         (("SEEDS=-1",), ("SEEDS must be whole numbers",)),

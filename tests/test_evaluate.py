@@ -215,7 +215,7 @@ def test_a_model_with_a_nan_is_an_error(sharp: Any, base: tuple[Any, Any], prepa
 def test_an_absent_task_is_an_error(
     base: tuple[Any, Any], prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lm_eval.simple_evaluate", lambda **_: {"results": {}, "samples": {}})
+    monkeypatch.setattr("lm_eval.evaluate", lambda **_: {"results": {}, "samples": {}})
     with pytest.raises(UserError, match="people is absent"):
         evaluate_model(*base, SETTINGS, prepared)
 
@@ -225,8 +225,8 @@ def test_too_few_items_are_an_error(
 ) -> None:
     import lm_eval
 
-    original = lm_eval.simple_evaluate
-    monkeypatch.setattr("lm_eval.simple_evaluate", lambda **kw: original(**kw, limit=7))
+    original = lm_eval.evaluate
+    monkeypatch.setattr("lm_eval.evaluate", lambda **kw: original(**kw, limit=7))
     with pytest.raises(UserError, match="scored 7 items, not 10"):
         evaluate_model(*base, SETTINGS, prepared)
 

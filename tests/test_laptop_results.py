@@ -11,6 +11,7 @@ import pytest
 
 from pangu_hif8.experiments import EXPERIMENTS
 from pangu_hif8.paths import ROOT
+from pangu_hif8.telemetry import read_telemetry
 
 LAPTOP = ROOT / "results" / "laptop"
 TRAINED = [e for e in EXPERIMENTS.values() if e.lr is not None]
@@ -49,6 +50,14 @@ def test_quantization_switched_on_when_it_should() -> None:
         facts = run(e.id)
         assert facts["quantized_from_step"] == facts["config"]["quantization"]["bf16_warmup_steps"] + 1
     assert run("E1")["quantized_from_step"] is None
+
+
+def test_telemetry_of_runs_from_before_sampling() -> None:
+    found = read_telemetry(LAPTOP / "E8" / "seed0")
+    assert len(found) == 60 * 75 * 2
+    assert found[["clipped_share", "flushed_share", "sqnr_db"]].isna().all(axis=None)
+    assert list(found["saturated"].dropna().astype(int)) == list(saturated("E8"))
+    assert found["amax"].notna().all()
 
 
 def test_saturation_of_down_proj_inputs_is_what_the_estimators_promise() -> None:

@@ -11,15 +11,40 @@ import pytest
 from pangu_hif8.freshness import PACKAGE, imported_modules
 from pangu_hif8.paths import ROOT
 
-GROUND = {"hif8", "amax", "metrics", "errors", "paths"}  # import nothing of the package, errors aside
+GROUND = {"hif8_codes", "metrics", "errors", "paths"}  # import nothing of the package, errors aside
 BELOW = {
+    "hif8_info": {"hif8_codes"},
+    "hif8_tables": {"hif8_codes"},
+    "rounding": {"hif8_codes", "hif8_tables"},
+    "hif8": {"hif8_codes", "hif8_info", "hif8_tables", "rounding"},
     "files": {"errors"},
-    "config": {"errors", "paths"},
-    "scaling": {"amax", "config", "errors"},
-    "fake_quantize": {"hif8", "amax", "scaling", "config", "errors"},
-    "linear": {"fake_quantize", "hif8", "amax", "scaling", "config", "errors"},
+    "strict": {"errors"},
+    "quant_config": {"strict"},
+    "config": {"errors", "paths", "strict", "quant_config"},
+    "amax": {"errors", "quant_config"},
+    "slots": {"quant_config"},
+    "sampling": {"reductions"},
+    "scaling": {"amax", "errors", "quant_config", "reductions", "sampling", "slots"},
+    "fake_quantize": {"hif8"},
+    "fused": {"amax", "fake_quantize", "hif8", "hif8_codes", "hif8_tables"},
+    "traced": {"fake_quantize", "fused", "hif8"},
+    "table_qdq": {"fake_quantize", "hif8_codes"},
+    "quantized_linear": {
+        "amax",
+        "errors",
+        "fake_quantize",
+        "fused",
+        "quant_config",
+        "scaling",
+        "table_qdq",
+        "traced",
+    },
+    "linear": {"errors", "quant_config", "quantized_linear", "scaling", "slots"},
 }
-NO_TORCH = "results claims tables plots report metrics cli stages notebook kernel run prepare".split()
+NO_TORCH = (
+    "hif8_info results claims tables plots report metrics cli stages notebook kernel run prepare "
+    "telemetry plan doctor launch processes overrides experiments".split()
+)
 
 
 def modules() -> dict[str, set[str]]:
@@ -51,7 +76,7 @@ def test_there_is_no_circle() -> None:
 
 
 def test_nothing_below_the_driver_knows_the_driver() -> None:
-    driver = {"cli", "stages", "kernel", "terminal", "notebook", "__main__"}
+    driver = {"cli", "stages", "processes", "kernel", "terminal", "notebook", "__main__"}
     for name, inner in modules().items():
         if name not in driver:
             assert not inner & driver, name

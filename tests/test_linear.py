@@ -12,8 +12,9 @@ from pangu_hif8.config import QuantConfig
 from pangu_hif8.errors import UserError
 from pangu_hif8.fake_quantize import scaled_quantize_dequantize, straight_through
 from pangu_hif8.hif8 import quantize_dequantize
-from pangu_hif8.linear import HiF8Linear, converted_linears, prepare_qat, quantized_block_range
+from pangu_hif8.linear import HiF8Linear, converted_linears, prepare_qat, quantized_blocks
 from pangu_hif8.scaling import ScalingState
+from pangu_hif8.slots import tensors_of
 
 
 def tiny_llama(num_blocks=4, **more) -> LlamaForCausalLM:
@@ -54,7 +55,7 @@ def test_quantized_output_is_the_definition(overflow):
     x = 5 * torch.randn(4, 8)  # beyond the estimate of the first step
 
     def definition(t, estimate):
-        scale = 15.0 / estimate
+        scale = torch.tensor(15.0) / estimate  # one division; number / tensor would be two roundings
         scaled = t * scale
         if overflow == "saturate":
             scaled = scaled.clamp(-15, 15)
@@ -82,7 +83,7 @@ def test_gradients_of_the_layer_use_quantized_operands():
     out = layer(x)
     upstream = torch.randn_like(out)
     out.backward(upstream)
-    q = lambda t: scaled_quantize_dequantize(t, 15.0 / t.detach().abs().max())  # noqa: E731
+    q = lambda t: scaled_quantize_dequantize(t, torch.tensor(15.0) / t.detach().abs().max())  # noqa: E731
     assert torch.equal(x.grad, upstream @ q(layer.weight))
     assert torch.allclose(layer.weight.grad, upstream.T @ q(x), rtol=1e-6, atol=1e-6)
 
@@ -121,13 +122,13 @@ def test_weight_is_quantized_once_a_step_and_again_after_the_optimizer():
     state.set_mode("quantize")
     x = torch.randn(4, 8)
     first = layer(x)
-    cached = layer._cache[1]
+    cached = layer.quantized_weight
     layer(x)
-    assert layer._cache[1] is cached
+    assert layer.quantized_weight is cached
     with torch.no_grad():
         layer.weight.mul_(3.0)  # an optimizer's in-place step, even without update()
     assert not torch.equal(layer(x), first)
-    assert layer._cache[1] is not cached
+    assert layer.quantized_weight is not cached
 
 
 def test_evaluation_between_steps_loses_no_weight_amax():
@@ -162,7 +163,14 @@ def test_conversion_takes_the_middle_mlps_and_nothing_else():
     state = prepare_qat(model, config, 3, 2)
     expected = [f"model.layers.{b}.mlp.{n}" for b in (3, 4, 5) for n in ("gate_proj", "up_proj", "down_proj")]
     assert converted_linears(model) == expected
-    assert len(state.names) == 18 and state.names[0] == "3.gate_proj.input"
+    tensors = tensors_of(state.names)
+    assert [name for name, _ in tensors[:4]] == [
+        "3.gate_proj.input",
+        "3.gate_proj.weight",
+        "3.up_proj.input",
+        "3.up_proj.weight",
+    ]
+    assert len(tensors) == 18 and len(state.names) == 15  # gate_proj and up_proj read one tensor
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
@@ -170,7 +178,7 @@ def test_paper_s_model_has_63_linears_and_126_tensors():
     with torch.device("meta"):
         model = tiny_llama(26)
     state = prepare_qat(model, QuantConfig(amax_compute_algo="max_window"), 3, 2)
-    assert (len(converted_linears(model)), len(state.names)) == (63, 126)
+    assert (len(converted_linears(model)), len(tensors_of(state.names))) == (63, 126)
 
 
 def test_conversion_off_leaves_logits_and_gradients_bit_for_bit():
@@ -200,4 +208,4 @@ def test_what_can_t_be_converted_is_refused():
     tied.model.layers[1].mlp.up_proj.weight = tied.model.layers[2].mlp.up_proj.weight
     with pytest.raises(UserError, match="tied"):
         prepare_qat(tied, config, 1, 1)
-    assert list(quantized_block_range(30, 3, 2)) == list(range(3, 28))
+    assert quantized_blocks(30, 3, 2) == list(range(3, 28))

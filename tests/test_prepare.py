@@ -174,7 +174,7 @@ def test_a_cache_that_cannot_be_written_is_a_user_error(
 
 
 def test_an_unknown_profile_lists_the_valid_ones() -> None:
-    with pytest.raises(UserError, match="laptop, smoke"):
+    with pytest.raises(UserError, match="laptop, paper, smoke"):
         prepare.prepare("desktop")
 
 

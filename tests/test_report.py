@@ -39,7 +39,7 @@ def files(directory: Path) -> dict[str, str]:
 def test_everything_is_written(built: report.Report) -> None:
     names = set(files(built.directory))
     assert {f"figures/{spec.name}.{kind}" for spec in FIGURES for kind in ("png", "svg")} <= names
-    made = ("claims", "benchmarks", "heldout", "ape", "saturation", "runs")
+    made = ("claims", "benchmarks", "heldout", "ape", "saturation", "sampled", "runs")
     assert {f"tables/{name}.{kind}" for name in made for kind in ("csv", "md")} <= names
     assert {"claims.json", "summary.json"} <= names
     assert len(names) == 2 * len(FIGURES) + 2 * len(made) + 2
@@ -218,7 +218,7 @@ cells = [c for c in nbformat.read(sys.argv[1], as_version=4).cells if c.cell_typ
 space = {"__name__": "__main__"}
 for cell in cells:
     exec("profile = 'smoke'" if "parameters" in cell.metadata.get("tags", []) else cell.source, space)
-assert len(space["report"].figures) == 10
+assert len(space["report"].figures) == 11
 """
 
 

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from fake_results import Dial, write_run, write_tree
+from fake_training import NUM_BLOCKS
 
 from pangu_hif8 import results as module
-from pangu_hif8.config import profile_names
 from pangu_hif8.errors import UserError
-from pangu_hif8.experiments import EXPERIMENTS, resolve
+from pangu_hif8.experiments import EXPERIMENTS, RunConfig, resolve
 from pangu_hif8.results import ProfileResults, load_profile_results
 from pangu_hif8.run_checks import Unusable
 from pangu_hif8.run_files import open_run, read_run
@@ -37,7 +38,7 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("profile", sorted(NUM_BLOCKS))
 def test_a_complete_tree_is_used_whole(results: Path, profile: str) -> None:
     write_tree(results, profile)
     found = load_profile_results(profile)
@@ -118,7 +119,7 @@ def test_timings_are_not_required(tree: Path) -> None:
         ("run.json", {"experiment": "E2"}, "another run"),
         ("run.json", {"seed": 1}, "another run"),
         ("run.json", {"profile": "laptop"}, "another run"),
-        ("run.json", {"schema_version": 2}, "schema"),
+        ("run.json", {"schema_version": 3}, "schema"),
         ("run.json", {"train_hash": "0"}, "other settings"),
         ("run.json", {"num_converted_linears": 0, "converted": []}, "labelled HiF8"),
         ("run.json", {"quantized_from_step": None}, "labelled HiF8"),
@@ -259,3 +260,22 @@ def test_open_run_says_what_is_wrong(results: Path) -> None:
         open_run(directory)
     with pytest.raises(UserError, match=r"run\.json is missing"):
         open_run(results / "nowhere")
+
+
+def test_answers_that_are_generated_are_read_by_their_own_metric(results: Path) -> None:
+    directory = write_run(results, "E1", "smoke", 0, Dial())
+    info = json.loads((directory / "run.json").read_text())
+    info["config"]["evaluation"]["tasks"][0] |= {"metric": "exact_match", "num_items": None}
+    info["config"]["evaluation"] |= {"source": "hub"}
+    config = RunConfig.model_validate(info["config"])
+    edit(directory / "run.json", config=info["config"])
+    tasks = json.loads((directory / "eval.json").read_text())["tasks"]
+    tasks["people"]["metric"] = "exact_match"
+    edit(directory / "eval.json", tasks=tasks, eval_hash=config.eval_hash())
+    items = pd.read_csv(directory / "items.csv")
+    right = items["acc"].to_numpy()
+    items.assign(exact_match=right, acc=float("nan")).to_csv(directory / "items.csv", index=False)
+    assert read_run(directory, config).items["correct"].sum() == right.sum()
+    items.assign(acc=float("nan")).to_csv(directory / "items.csv", index=False)
+    with pytest.raises(Unusable, match="no column exact_match"):
+        read_run(directory, config)

@@ -9,12 +9,14 @@ import torch
 from test_linear import tiny_llama
 from torch import nn
 
-from pangu_hif8.config import OptimizerConfig, QuantConfig
-from pangu_hif8.errors import UserError
+from pangu_hif8.config import OptimizerConfig, QuantConfig, TrainConfig
 from pangu_hif8.linear import prepare_qat
-from pangu_hif8.train import fit, learning_rate, next_token_loss_sum
+from pangu_hif8.optimizer import learning_rate, parameter_groups
+from pangu_hif8.train import fit, next_token_loss_sum
 
-OPTIMIZER = OptimizerConfig()
+
+def settings(steps: int, micro: int = 4, **more) -> TrainConfig:
+    return TrainConfig(steps=steps, batch_size=4, micro_batch_size=micro, bf16_warmup_steps=0, **more)
 
 
 class Successor(nn.Module):
@@ -40,9 +42,7 @@ def run(model=None, algo=None, steps=4, micro=4, lr=1e-3, warmup=0, **more):
     if algo:
         config = QuantConfig(amax_compute_algo=algo, amax_history_len=4, bf16_warmup_steps=warmup, **more)
         scaling = prepare_qat(model, config, 1, 1)
-    records = fit(
-        model, text, steps=steps, micro_batch_size=micro, lr=lr, optimizer=OPTIMIZER, scaling=scaling
-    )
+    records = fit(model, text, settings(steps, micro), lr, scaling=scaling)
     return model, scaling, records
 
 
@@ -85,7 +85,7 @@ def test_same_seed_same_bits():
 def test_training_lowers_the_loss_and_moves_every_parameter():
     model = tiny_llama()
     before = [p.detach().clone() for p in model.parameters()]
-    records = fit(model, lambda _: text(0), steps=20, micro_batch_size=4, lr=1e-2, optimizer=OPTIMIZER)
+    records = fit(model, lambda _: text(0), settings(20), 1e-2)
     assert records[-1].loss < 0.8 * records[0].loss
     assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
@@ -120,25 +120,20 @@ def expected_estimates(algo: str, amaxes: torch.Tensor) -> torch.Tensor:
     return torch.stack(averages)
 
 
+def amaxes_before_quantization() -> torch.Tensor:
+    """What a run without warm-up looks at before its first step: the amaxes of its batch, unquantized."""
+    return run(algo="max_window", steps=2, warmup=1)[2][0].scaling.amax[None]
+
+
 @pytest.mark.parametrize("algo", ["most_recent", "exponential_smoothing", "max_window", "current"])
 def test_every_step_is_scaled_by_what_its_estimator_says(algo):
     steps = [r.scaling for r in run(algo=algo, steps=8, lr=1e-2)[2]]
     amaxes = torch.stack([s.amax for s in steps])
     estimates = torch.stack([s.estimate for s in steps])
-    assert torch.equal(estimates[0], amaxes[0])  # cold: by itself
+    seeded = amaxes[:1] if algo == "current" else amaxes_before_quantization()
+    assert torch.equal(estimates[:1], seeded)
     assert torch.equal(estimates[1:], expected_estimates(algo, amaxes))
     assert torch.equal(torch.stack([s.saturated for s in steps]), amaxes > estimates)
-
-
-def test_a_frozen_block_trains_on_and_its_weight_history_is_constant():
-    model = tiny_llama()
-    config = QuantConfig(amax_compute_algo="max_window", amax_history_len=3)
-    scaling = prepare_qat(model, config, 1, 1)
-    for p in model.model.layers[1].parameters():
-        p.requires_grad_(False)
-    fit(model, text, steps=3, micro_batch_size=2, lr=1e-2, optimizer=OPTIMIZER, scaling=scaling)
-    slot = scaling.names.index("1.up_proj.weight")
-    assert scaling.history[:, slot].unique().numel() == 1
 
 
 def test_learning_rate():
@@ -149,18 +144,8 @@ def test_learning_rate():
 
 
 def test_weight_decay_spares_norms_and_biases():
-    from pangu_hif8.train import _parameter_groups
-
     model = tiny_llama(attention_bias=True)
-    decayed, spared = _parameter_groups(model, 0.1)
+    decayed, spared = parameter_groups(model, OptimizerConfig())
     assert all(p.ndim == 2 for p in decayed["params"]) and decayed["weight_decay"] == 0.1
     assert all(p.ndim == 1 for p in spared["params"]) and spared["weight_decay"] == 0.0
     assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))
-
-
-def test_a_loss_that_is_not_finite_stops_the_run():
-    model = tiny_llama()
-    with torch.no_grad():
-        model.model.layers[0].mlp.up_proj.weight[0, 0] = float("nan")
-    with pytest.raises(UserError, match="step 1: loss nan"):
-        run(model)
