@@ -187,6 +187,8 @@ def _lab(arguments: argparse.Namespace) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser; abbreviations are off, so that a misspelt option ends."""
+    from pangu_hif8.commands import add_doctor, add_plan
+
     parser = _Parser(prog="python -m pangu_hif8", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
 
@@ -232,6 +234,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("format", _format, "print HiF8's 256 codes").add_argument(
         "--figure", metavar="FILE", help="also draw its precision beside other formats, as .png or .svg"
     )
+    add_plan(add)
+    add_doctor(add)
     add("lab", _lab, "JupyterLab on this interpreter; other options are handed to it")
     return parser
 

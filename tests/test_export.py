@@ -122,7 +122,7 @@ def test_weights_stay_codes_in_memory_and_every_other_tensor_is_as_trained(expor
     for name, layer in layers.items():
         assert layer.weight_codes.dtype == torch.uint8
         assert sum(b.nbytes for b in layer.buffers()) == layer.weight_codes.numel() + 8
-        assert torch.equal(layer.dequantize(), model.get_submodule(name)._quantized_weight())
+        assert torch.equal(layer.dequantize(), model.get_submodule(name)._weight())
     trained = dict(model.named_parameters())
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, trained[name])
