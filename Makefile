@@ -57,7 +57,7 @@ help:
 	@echo "make check       lint, types, notebook sources without outputs, tests"
 	@echo "make exhaustive  prove the number format for all 2^32 float32 inputs (some minutes)"
 	@echo "make bench       measure the number format's speed beside a copy and its peers (some minutes)"
-	@echo "make bench-steps measure what quantization costs a training step (some 12 minutes)"
+	@echo "make bench-steps measure what quantization costs a training step (some 17 minutes)"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make clean       remove caches, checkpoints and stamps; committed results stay"
 	@echo ""

@@ -24,7 +24,7 @@ from pangu_hif8.fake_quantize import num_clipped, straight_through
 from pangu_hif8.fused import scaled_qdq, scaled_qdq_amax
 from pangu_hif8.quant_config import TensorConfig
 from pangu_hif8.scaling import ScalingState
-from pangu_hif8.table_qdq import table_qdq
+from pangu_hif8.table_qdq import suits_table, table_qdq
 from pangu_hif8.traced import traced_qdq
 
 NOT_READY = "a compiled model needs refresh_weights(model) after each optimizer step and change of mode"
@@ -127,7 +127,7 @@ def _qdq(x: Tensor, scale: Tensor, settings: TensorConfig, with_amax: bool) -> t
     limits = (settings.hif8_max, settings.overflow)
     if torch.compiler.is_compiling():
         return traced_qdq(x, scale, *limits), tensor_to_amax(x) if with_amax else None
-    if x.device.type == "cpu" and x.dtype == torch.float32:
+    if suits_table(x):
         return table_qdq(x, scale, *limits), tensor_to_amax(x) if with_amax else None
     if with_amax:
         return scaled_qdq_amax(x, scale, *limits, compiled=_compiles(x))[:2]

@@ -18,9 +18,9 @@ from pangu_hif8.errors import UserError
 from pangu_hif8.experiments import RunConfig, get_experiment
 from pangu_hif8.files import digest, sha256_file, write_text
 from pangu_hif8.freshness import PACKAGE, exclusive, output_digest, source_digest, stale_reason, write_stamp
-from pangu_hif8.processes import use_all_processes
 from pangu_hif8.paths import NOTEBOOKS_DIR, cache_dir, report_dir, results_dir
 from pangu_hif8.prepare import Prepared, prepare
+from pangu_hif8.processes import use_all_processes
 from pangu_hif8.run import directory_of, resolve_run, stale_stages
 from pangu_hif8.terminal import Forwarder
 

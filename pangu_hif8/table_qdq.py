@@ -7,7 +7,8 @@ clip      Rounding is monotonic and decided by those 13 bits, so that rounding a
           entry of the smaller of the two indices does: the entries beyond the limit hold the limit's value.
 division  The quotients are those of the 8,192 entries, made once for each call.
 
-What is left is one product, a shift and a mask in its memory, and the look-up.
+What is left is one product, a shift and a mask in its memory, and the look-up. A tensor beyond PIECE elements
+is better walked through in pieces, as `fused` does; one of 16 bits has a table of its own there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from torch import Tensor
 
 from pangu_hif8.fake_quantize import ScaledOverflow, scaled_quantize_dequantize
 from pangu_hif8.hif8_codes import NUM_PREFIXES, PREFIX_SHIFT
+from pangu_hif8.hif8_tables import PIECE
+
+
+def suits_table(x: Tensor) -> bool:
+    """Whether `table_qdq` is the fastest way for x."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() <= PIECE
 
 
 def table_qdq(x: Tensor, scale: Tensor, hif8_max: float, overflow: ScaledOverflow) -> Tensor:

@@ -28,7 +28,7 @@ BELOW = {
     "fake_quantize": {"hif8"},
     "fused": {"amax", "fake_quantize", "hif8", "hif8_codes", "hif8_tables"},
     "traced": {"fake_quantize", "fused", "hif8"},
-    "table_qdq": {"fake_quantize", "hif8_codes"},
+    "table_qdq": {"fake_quantize", "hif8_codes", "hif8_tables"},
     "quantized_linear": {
         "amax",
         "errors",

@@ -13,7 +13,11 @@ from pangu_hif8.fake_quantize import (
     num_clipped,
     scaled_quantize_dequantize,
 )
-from pangu_hif8.table_qdq import table_qdq
+from pangu_hif8.hif8_tables import PIECE
+from pangu_hif8.quant_config import QuantConfig
+from pangu_hif8.quantized_linear import quantize_slot
+from pangu_hif8.scaling import ScalingState
+from pangu_hif8.table_qdq import suits_table, table_qdq
 
 
 def patterns() -> Tensor:
@@ -54,3 +58,16 @@ def test_clipped_elements_are_counted_and_nan_is_not() -> None:
     x = torch.tensor([0.5, -7.5, 7.51, -8.0, math.inf, -math.inf, math.nan, 0.0])
     assert num_clipped(x, torch.tensor(2.0), 15.0, "saturate").item() == 4
     assert num_clipped(x, torch.tensor(2.0), 15.0, "taper").item() == 2
+
+
+def test_a_layer_quantizes_to_the_same_bits_on_either_side_of_the_limit() -> None:
+    """Few elements take the table of quotients, more than PIECE the pieces."""
+    config = QuantConfig(amax_compute_algo="current")
+    for num in (PIECE, PIECE + 1):
+        x = torch.randn(num, generator=torch.Generator().manual_seed(0))
+        assert suits_table(x) is (num == PIECE)
+        state = ScalingState(["0.x.input"], config)
+        state.set_mode("quantize")
+        expected = scaled_quantize_dequantize(x, torch.tensor(15.0) / x.abs().max())
+        assert torch.equal(quantize_slot(state, 0, x, recording=True), expected)
+        assert state.amax_now.item() == x.abs().max().item()
