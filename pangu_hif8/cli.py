@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pangu_hif8.errors import Preempted, UserError
+from pangu_hif8.options import OPTIONS, whole
 
 WORK_TO_DO = 3
 
@@ -24,25 +25,6 @@ WORK_TO_DO = 3
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"a whole number from 0 is needed, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    if not _whole(text):
-        raise argparse.ArgumentTypeError("at least 1 second is needed")
-    return float(text)
-
-
-def _seeds(text: str) -> list[int]:
-    seeds = sorted({_whole(word) for word in text.replace(",", " ").split()})
-    if not seeds:
-        raise argparse.ArgumentTypeError('no seed given; as in "0 1 2"')
-    return seeds
 
 
 def _scope(arguments: argparse.Namespace) -> tuple[list[str], list[int]]:
@@ -198,7 +180,7 @@ def build_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.set_defaults(action=action)
         for option in options:
-            _OPTIONS[option](command)
+            OPTIONS[option](command)
         return command
 
     add("list", _list, "experiments and profiles")
@@ -221,7 +203,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--readme", action="store_true", help="rewrite README.md's claims table too"
     )
     add("summary", _summary, "print benchmark table and verdicts", "profile").add_argument(
-        "--started", type=_whole, metavar="EPOCH", help="print the wall time since then"
+        "--started", type=whole, metavar="EPOCH", help="print the wall time since then"
     )
     add(
         "status",
@@ -238,36 +220,6 @@ def build_parser() -> argparse.ArgumentParser:
     add_doctor(add)
     add("lab", _lab, "JupyterLab on this interpreter; other options are handed to it")
     return parser
-
-
-def _add_ranks(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp", help="with several processes")
-    command.add_argument(
-        "--resume", default="auto", metavar="WHENCE", help="auto (newest checkpoint), never, or a checkpoint"
-    )
-
-
-def _add_scope(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--seeds", type=_seeds, default=[0], help='as "0 1 2"')
-    command.add_argument("--only", default="", help='experiments, as "E5 E8"; all by default')
-
-
-def _add_export(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", metavar="RUN", help="E2 to E8, or a run's directory")
-    command.add_argument("out", metavar="OUT", help="a directory that does not exist yet")
-    command.add_argument("--profile", help="of the experiment RUN; laptop by default")
-    command.add_argument("--seed", type=_whole, help="of the experiment RUN; 0 by default")
-
-
-_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], object]] = {
-    "experiment": lambda c: c.add_argument("experiment", help="E0 to E8 (stage: or report)"),
-    "profile": lambda c: c.add_argument("--profile", default="laptop"),
-    "seed": lambda c: c.add_argument("--seed", type=_whole, default=0),
-    "timeout": lambda c: c.add_argument("--timeout", type=_seconds, help="seconds for the notebook"),
-    "scope": _add_scope,
-    "ranks": _add_ranks,
-    "export": _add_export,
-}
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import PartialState
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -21,12 +19,13 @@ from pangu_hif8.evaluate import Evaluation, evaluate_model
 from pangu_hif8.experiments import RunConfig
 from pangu_hif8.files import atomic_path, write_json
 from pangu_hif8.freshness import source_digest
-from pangu_hif8.launch import Parallel
+from pangu_hif8.launch import Parallel, accelerate_state
 from pangu_hif8.machine import peak_rss_mb
 from pangu_hif8.models import load_base
 from pangu_hif8.prepared import Prepared
 from pangu_hif8.ranks import Ranks
 from pangu_hif8.train_stage import convert, make_deterministic
+from pangu_hif8.training_state import load_parameters
 
 OUTPUTS = ("eval.json", "items.csv", "heldout.csv", "eval_timing.json")
 
@@ -37,9 +36,9 @@ def load_trained(config: RunConfig, prepared: Prepared, directory: Path) -> tupl
     Raises UserError when a tensor is missing, unexpected or of another shape, or a file is damaged.
     """
     model, tokenizer = load_base(prepared.model_dir)
-    model = model.to(PartialState().device)
+    model = model.to(accelerate_state().device)
     if config.lr is not None:
-        _load_weights(model, _read(directory / "checkpoint" / "model.safetensors"))
+        load_parameters(model, _read(directory / "checkpoint" / "model.safetensors"))
     if config.quantization is not None:
         state = convert(model, config)
         state.load_state_dict(_of_first_rank(_read(directory / "checkpoint" / "scaling.safetensors")))
@@ -58,18 +57,6 @@ def _of_first_rank(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Where ranks kept amaxes of their own (reduce_amax off), the first rank's are used."""
     own = {name.removeprefix("rank0."): t for name, t in state.items() if name.startswith("rank0.")}
     return own or state
-
-
-def _load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    odd = sorted(parameters.keys() ^ weights.keys())
-    if odd:
-        raise UserError(f"checkpoint and model differ in {len(odd)} tensors, first {odd[0]}")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            if parameter.shape != weights[name].shape:
-                raise UserError(f"checkpoint tensor {name} has shape {tuple(weights[name].shape)}")
-            parameter.copy_(weights[name])
 
 
 def evaluate_run(

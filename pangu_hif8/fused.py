@@ -116,12 +116,12 @@ def _num_clipped(x: Tensor, scale: Tensor, limit: Tensor) -> Tensor:
 
 
 def _qdq_pass(x: Tensor, scale: Tensor, limit: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
-    x_q.copy_(_qdq(_scaled_bits(x, scale), scale, limit))
+    x_q.copy_(qdq_bits(_scaled_bits(x, scale), scale, limit))
     return ()
 
 
 def _amax_pass(x: Tensor, scale: Tensor, limit: Tensor, x_q: Tensor) -> tuple[Tensor, ...]:
-    x_q.copy_(_qdq(_scaled_bits(x, scale), scale, limit))
+    x_q.copy_(qdq_bits(_scaled_bits(x, scale), scale, limit))
     return (_amax(x),)
 
 
@@ -129,7 +129,7 @@ def _counting_pass(x: Tensor, scale: Tensor, limit: Tensor, x_q: Tensor) -> tupl
     bits = _scaled_bits(x, scale)
     magnitude = bits & _MAGNITUDE
     clipped = (magnitude > limit) & (magnitude <= _INF)
-    x_q.copy_(_qdq(bits, scale, limit))
+    x_q.copy_(qdq_bits(bits, scale, limit))
     return _amax(x), clipped.sum()
 
 
@@ -148,9 +148,13 @@ def _amax(x: Tensor) -> Tensor:
     return (x.to(torch.float32).view(torch.int32) & _MAGNITUDE).amax().view(torch.float32)
 
 
-def _qdq(bits: Tensor, scale: Tensor, limit: Tensor) -> Tensor:
+def qdq_bits(bits: Tensor, scale: Tensor, limit: Tensor | None = None) -> Tensor:
+    """float32 of scaled values, given and limited as bits in int32, rounded to HiF8 and divided by the scale.
+
+    Without `limit` they are within HiF8's range already.
+    """
     magnitude = bits & _MAGNITUDE
-    rounded = _round(torch.minimum(magnitude, limit))
+    rounded = _round(magnitude if limit is None else torch.minimum(magnitude, limit))
     signed = torch.where(rounded == 0, rounded, rounded | (bits & _SIGN))  # HiF8's only zero is positive
     return torch.where(magnitude > _INF, _NAN, signed).view(torch.float32) / scale
 

@@ -26,10 +26,17 @@ from pangu_hif8.errors import UserError
 from pangu_hif8.launch import Parallel, accelerate_state
 from pangu_hif8.linear import decoder_blocks
 
+_LAUNCHED_FSDP = "PANGU_HIF8_LAUNCHED_FSDP"
+
 
 def launched_parallel(asked: Parallel = "ddp") -> Parallel:
-    """What to use: `asked`, or "fsdp" where `accelerate launch` was told to."""
-    return "fsdp" if os.environ.pop("ACCELERATE_USE_FSDP", "").lower() in ("1", "true") else asked
+    """What to use: `asked`, or "fsdp" where `accelerate launch` was told to and `asked` is not "none".
+
+    Accelerate's own variable has to go before it makes a plugin of it; ours stays, for the next call.
+    """
+    if os.environ.pop("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):
+        os.environ[_LAUNCHED_FSDP] = "1"
+    return "fsdp" if asked == "ddp" and _LAUNCHED_FSDP in os.environ else asked
 
 
 class Ranks:

@@ -100,20 +100,11 @@ def run_experiment(
     `overrides` are the fields of `overrides.Overrides`; None means as the paper and the profile say.
     `resume`: "auto" goes on from the run's newest checkpoint, "never" starts over, a path goes on from there.
     Raises UserError for anything that the user can mend, Preempted after SIGTERM. Files: see `train_stage`,
-    `evaluate_stage`. Every process of a launched job may call this: all train, the first one evaluates.
+    `evaluate_stage`. Every process of a launched job has to call this; all take part in both halves.
     """
-    run = train_experiment(
-        experiment,
-        profile=profile,
-        seed=seed,
-        parallel=parallel,
-        resume=resume,
-        check_tasks=True,
-        **overrides,
-    )
-    return (
-        evaluate_experiment(experiment, profile=profile, seed=seed, **overrides) if is_main_process() else run
-    )
+    how: dict[str, Any] = dict(profile=profile, seed=seed, parallel=parallel)
+    train_experiment(experiment, **how, resume=resume, check_tasks=True, **overrides)
+    return evaluate_experiment(experiment, **how, **overrides)
 
 
 def train_experiment(
@@ -141,17 +132,22 @@ def train_experiment(
     return Run(config, directory)
 
 
-def evaluate_experiment(experiment: str, *, profile: str, seed: int = 0, **overrides: Any) -> Run:
+def evaluate_experiment(
+    experiment: str, *, profile: str, seed: int = 0, parallel: Parallel = "ddp", **overrides: Any
+) -> Run:
     """The evaluation half. Raises UserError where the training half is not up to date."""
     config = resolve_run(experiment, profile, seed, **overrides)
-    prepared, directory = prepare(profile), directory_of(config)
-    with exclusive(directory, _label(config)):
+    directory = directory_of(config)
+    with first_process_first():
+        prepared = prepare(profile)
+    with _exclusive_for_all(directory, config):
         stale = stale_stages(config, prepared)
-        if "train" in stale:
-            raise UserError(f"{_label(config)} is not trained ({stale['train']}); train it first")
-        if stale:
-            _evaluate(config, prepared, directory)
-        else:
+        if agreed("train" in stale):
+            reason = stale.get("train", "as the first process sees it")
+            raise UserError(f"{_label(config)} is not trained ({reason}); train it first")
+        if agreed(bool(stale)):
+            _evaluate(config, prepared, directory, parallel)
+        elif is_main_process():
             print(f"{_label(config)}: training and evaluation are up to date", flush=True)
     return Run(config, directory)
 
@@ -188,12 +184,14 @@ def _train(
         write_stamp(directory / "train.stamp", inputs, outputs)
 
 
-def _evaluate(config: RunConfig, prepared: Prepared, directory: Path) -> None:
+def _evaluate(config: RunConfig, prepared: Prepared, directory: Path, parallel: Parallel) -> None:
     from pangu_hif8.evaluate_stage import evaluate_run
 
-    _forget(directory, "evaluate.stamp", "eval.json")
-    outputs = evaluate_run(config, prepared, directory)
-    write_stamp(directory / "evaluate.stamp", evaluate_inputs(config, prepared, directory), outputs)
+    if is_main_process():
+        _forget(directory, "evaluate.stamp", "eval.json")
+    outputs = evaluate_run(config, prepared, directory, parallel=parallel)
+    if is_main_process():
+        write_stamp(directory / "evaluate.stamp", evaluate_inputs(config, prepared, directory), outputs)
 
 
 def _forget(directory: Path, *names: str) -> None:

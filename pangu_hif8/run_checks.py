@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from pangu_hif8.config import QuantConfig
+from pangu_hif8.differences import differences
 from pangu_hif8.experiments import RunConfig
 
 SCHEMA_VERSIONS = (1, 2)
@@ -148,18 +149,8 @@ def _is_count(value: object) -> bool:
 
 def changed_settings(found: Any, expected: RunConfig) -> str:
     """Names of the settings that differ, with both values, for the reader of the report."""
-    old, new = _flat(found), _flat(expected.model_dump(mode="json"))
-    names = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and k != "custom")
-    shown = [f"{name}: {old.get(name)!r}, now {new.get(name)!r}" for name in names[:3]]
-    return "; ".join(shown) + (f"; and {len(names) - 3} more" if len(names) > 3 else "") or "hash differs"
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix or "config": value}
-    return {
-        k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}".lstrip(".")).items()
-    }
+    new = expected.model_dump(mode="json")
+    return differences(found, new, "{name}: {old}, now {new}", ignored=("custom",)) or "hash differs"
 
 
 def check_summary(summary: dict[str, Any], expected: RunConfig) -> None:

@@ -193,14 +193,14 @@ class ScalingState:
     def _push(self, amax: Tensor, usable: Tensor) -> None:
         shifted = torch.cat([amax[None], self.history[:-1]])
         self.history.copy_(torch.where(usable, shifted, self.history))
-        fresh = self._estimators(usable)
+        fresh = self._estimators()
         self.running.copy_(torch.where(usable & is_usable(fresh), fresh, self.running))
         self.num_skipped += (~usable).long()
         self.num_updates += 1
         due = (self.num_updates % self.config.amax_update_interval == 0) | (self.estimate == 0)
         self._estimate(torch.where(due & (self.running > 0), self.running * self._room, self.estimate))
 
-    def _estimators(self, usable: Tensor) -> Tensor:
+    def _estimators(self) -> Tensor:
         fresh = self.running.clone()
         for kind, slots in self._slots.items():
             settings = self.settings[kind]
@@ -249,7 +249,8 @@ class ScalingState:
 
 def _settings_of(name: str, config: QuantConfig) -> TensorConfig:
     """A slot's settings; the inputs' margin may be for some layers only."""
-    settings, kind = config.for_kind(kind_of(name)), kind_of(name)
+    kind = kind_of(name)
+    settings = config.for_kind(kind)
     group = "down" if "down_proj" in name else "gate_up"
     if kind == "input" and config.margin_layers not in ("all", group):
         return settings.model_copy(update={"margin": 0.0})

@@ -24,6 +24,7 @@ from pangu_hif8.checkpoints import (
     refuse_other,
     save_checkpoint,
 )
+from pangu_hif8.differences import differences
 from pangu_hif8.errors import Preempted, UserError
 from pangu_hif8.journal import Journal, read_journal
 from pangu_hif8.records import entry_of
@@ -33,7 +34,6 @@ from pangu_hif8.training_state import Parts, gather, restore
 
 PARTS = ("model", "optimizer", "rng")
 JOURNAL = "journal.jsonl"
-_NUM_SHOWN = 3  # differing settings that a refusal spells out
 
 
 class Session:
@@ -90,8 +90,8 @@ class Session:
         try:
             refuse_other(found, self.identity)
         except UserError as error:
-            there = found.facts.get("settings", {})
-            raise UserError(f"{error}{_differences(there, self.settings)}") from error
+            odd = differences(found.facts.get("settings"), self.settings, "{name} {old} there, {new} here")
+            raise UserError(f"{error}" + (f" (settings that differ: {odd})" if odd else "")) from error
 
     def _set_aside_earlier(self) -> Checkpoint | None:
         """This run's own newest checkpoint in progress.old, where an attempt of another kind came between."""
@@ -203,20 +203,3 @@ class Session:
         if self.trainer.ranks.is_main:
             for directory in (self.root, self.aside):
                 shutil.rmtree(directory, ignore_errors=True)
-
-
-def _differences(there: Any, here: Any) -> str:
-    """The settings that differ, in words; empty where none does."""
-    old, new = _flat(there), _flat(here)
-    odd = sorted(name for name in old | new if old.get(name) != new.get(name))
-    shown = [f"{name} {old.get(name)} there, {new.get(name)} here" for name in odd[:_NUM_SHOWN]]
-    more = f"; and {len(odd) - _NUM_SHOWN} more" if len(odd) > _NUM_SHOWN else ""
-    return f" (settings that differ: {'; '.join(shown)}{more})" if odd else ""
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    return {
-        k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}".lstrip(".")).items()
-    }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pangu_hif8.fake_quantize import ScaledOverflow
-from pangu_hif8.fused import _qdq
+from pangu_hif8.fused import qdq_bits
 from pangu_hif8.hif8 import MAX
 
 
@@ -14,5 +14,4 @@ def traced_qdq(x: Tensor, scale: Tensor, hif8_max: float, overflow: ScaledOverfl
     """x_q [shape and dtype of x], bit for bit `fake_quantize.scaled_quantize_dequantize`."""
     limit = min(hif8_max, MAX) if overflow == "saturate" else MAX
     scaled = (x.detach().to(torch.float32) * scale).clamp(-limit, limit)  # NaN passes
-    no_limit = torch.full((), 0x7F800000, dtype=torch.int32, device=x.device)  # it is clamped already
-    return _qdq(scaled.view(torch.int32), scale, no_limit).to(x.dtype)
+    return qdq_bits(scaled.view(torch.int32), scale).to(x.dtype)

@@ -21,7 +21,7 @@ from pangu_hif8.corpus import TokenShards, TrainingOrder
 from pangu_hif8.errors import UserError
 from pangu_hif8.experiments import RunConfig
 from pangu_hif8.files import atomic_path, write_json, write_text
-from pangu_hif8.launch import Parallel, accelerate_state
+from pangu_hif8.launch import Parallel, accelerate_state, is_main_process
 from pangu_hif8.linear import converted_linears, prepare_qat
 from pangu_hif8.machine import cpu_name, peak_rss_mb
 from pangu_hif8.models import load_base
@@ -62,9 +62,8 @@ def convert(model: nn.Module, config: RunConfig) -> ScalingState:
     return prepare_qat(model, config.quantization, first, last, blocks.hp_blocks)
 
 
-def batches(config: RunConfig, shards: TokenShards) -> BatchForStep:
+def batches(order: TrainingOrder, shards: TokenShards) -> BatchForStep:
     """The seed's batches by step: the same for every experiment."""
-    order = TrainingOrder(len(shards.train), config.train.batch_size, config.seed)
     return lambda step: torch.from_numpy(shards.train[order.indices(step)].astype("int64"))
 
 
@@ -84,11 +83,10 @@ def train_run(
     writes. Raises Preempted after SIGTERM, UserError for what the user can mend.
     """
     if config.lr is None:
-        return _write_untrained(config, prepared, directory)
+        return _write_untrained(config, prepared, directory) if is_main_process() else []
     accelerate_state()  # sets the number of threads, which is the configuration's to say
     make_deterministic(config.seed, config.train.num_threads)
-    # The prepare step has compared sizes and times; reading 42 GB again only to hash it would take minutes.
-    shards = TokenShards.open(prepared.shards_dir, verify=config.data.source != "parquet")
+    shards = TokenShards.open(prepared.shards_dir, verify=False)  # the prepare step has looked at them
     with stop_signal() as stop:
         trainer = _trainer(config, config.lr, prepared, parallel)
         trainer.stop_requested = stop
@@ -96,7 +94,7 @@ def train_run(
         trainer.describe_batch = lambda step: f"sequences {order.indices(step).tolist()}"
         who = identity | _world_identity(config, trainer)
         session = Session(directory, trainer, who, config.model_dump(mode="json"), resume)
-        _train(config, trainer, session, batches(config, shards))
+        _train(config, trainer, session, batches(order, shards))
         return _finish(config, prepared, directory, trainer, session)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pangu_hif8.errors import UserError
 from pangu_hif8.ranks import copy_whole, whole
@@ -49,17 +49,22 @@ def _scaling(trainer: Trainer) -> dict[str, Tensor]:
 
 def restore(trainer: Trainer, parts: Parts) -> None:
     """Put a gathered state into a trainer built the same way. Raises UserError where it does not fit."""
-    parameters = dict(trainer.model.named_parameters())
-    _check_names("model", parameters.keys(), parts["model"].keys())
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            if parameter.shape != parts["model"][name].shape:
-                raise UserError(f"checkpoint tensor {name} has shape {tuple(parts['model'][name].shape)}")
-            copy_whole(parameter, parts["model"][name])
-        _restore_optimizer(trainer, parameters, parts["optimizer"])
+    load_parameters(trainer.model, parts["model"])
+    _restore_optimizer(trainer, dict(trainer.model.named_parameters()), parts["optimizer"])
     if trainer.scaling is not None:
         trainer.scaling.load_state_dict(_own_scaling(trainer, parts["scaling"]))
     set_rng_state(_own_rng(parts["rng"], trainer.ranks.rank))
+
+
+@torch.no_grad()
+def load_parameters(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    """Fill every parameter, sharded or not. Raises UserError for a tensor too few, too many or misshapen."""
+    parameters = dict(model.named_parameters())
+    _check_names("model", parameters, saved)
+    for name, parameter in parameters.items():
+        if parameter.shape != saved[name].shape:
+            raise UserError(f"checkpoint tensor {name} has shape {tuple(saved[name].shape)}")
+        copy_whole(parameter, saved[name])
 
 
 def _own_rng(saved: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
@@ -67,6 +72,7 @@ def _own_rng(saved: dict[str, Tensor], rank: int) -> dict[str, Tensor]:
     return rng_of_rank(saved, rank if any(name.startswith(f"rank{rank}.") for name in saved) else 0)
 
 
+@torch.no_grad()
 def _restore_optimizer(trainer: Trainer, parameters: dict[str, Any], saved: dict[str, Tensor]) -> None:
     for name, parameter in parameters.items():
         keys = ("step", "exp_avg", "exp_avg_sq")

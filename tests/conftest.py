@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,3 +34,27 @@ def clean_env() -> dict[str, str]:
     """The environment for a subprocess: none of make's variables, which this process may have inherited."""
     dropped = {"PROFILE", "SEEDS", "ONLY", "TIMEOUT", "PYTHON", "MAKELEVEL", "MFLAGS"}
     return {name: value for name, value in os.environ.items() if name not in dropped}
+
+
+@pytest.fixture(scope="session")
+def shard_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenizers and text to make token shards of."""
+    from shard_builds import make_inputs
+
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="session")
+def finished_shards(shard_inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted preparation. Tests that change it work on a copy."""
+    from shard_builds import build
+
+    target = tmp_path_factory.mktemp("finished") / "shards"
+    build(shard_inputs, target)
+    return target
+
+
+@pytest.fixture
+def shards_copy(finished_shards: Path, tmp_path: Path) -> Path:
+    """A copy of the finished shards."""
+    return Path(shutil.copytree(finished_shards, tmp_path / "copy"))

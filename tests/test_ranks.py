@@ -29,6 +29,7 @@ from tiny_runs import (
 from pangu_hif8.errors import Preempted, UserError
 from pangu_hif8.files import read_json
 from pangu_hif8.paths import ROOT, run_dir
+from pangu_hif8.ranks import launched_parallel
 from pangu_hif8.run import run_experiment
 
 TESTS = Path(__file__).parent
@@ -259,3 +260,16 @@ def test_accelerate_launch_trains_sharded_and_evaluates(capsys: pytest.CaptureFi
     capsys.readouterr()
     run_experiment("E5", profile="tiny")
     assert "training and evaluation are up to date" in capsys.readouterr().out
+
+
+def test_fsdp_asked_of_accelerate_is_not_forgotten_after_pretraining_alone(monkeypatch):
+    """The first process of a job pre-trains a base model alone, before it trains with the others."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.delenv("PANGU_HIF8_LAUNCHED_FSDP", raising=False)
+    try:
+        assert launched_parallel("none") == "none"
+        assert "ACCELERATE_USE_FSDP" not in os.environ
+        assert launched_parallel("ddp") == launched_parallel("ddp") == "fsdp"
+    finally:
+        os.environ.pop("PANGU_HIF8_LAUNCHED_FSDP", None)
+    assert launched_parallel("ddp") == "ddp"

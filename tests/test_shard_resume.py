@@ -17,7 +17,6 @@ from shard_builds import (
     TRAIN,
     build,
     contents,
-    make_inputs,
     num_files,
 )
 
@@ -29,33 +28,13 @@ from pangu_hif8.text_source import ParquetFolder
 from pangu_hif8.token_stream import Tally
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokenizers and text."""
-    return make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
-def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted preparation. Tests that change it work on a copy."""
-    target = tmp_path_factory.mktemp("finished") / "shards"
-    build(inputs, target)
-    return target
-
-
-@pytest.fixture
-def copy(finished: Path, tmp_path: Path) -> Path:
-    """A copy of the finished shards."""
-    return Path(shutil.copytree(finished, tmp_path / "copy"))
-
-
 class Killed(BaseException):
     """Stands for a kill: nothing may catch it."""
 
 
 @pytest.mark.parametrize("survived", range(10))
 def test_resumed_after_any_file(
-    inputs: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
+    shard_inputs: Path, finished_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
 ) -> None:
     """Stopped in the middle of each of the ten files in turn: the same bytes, the manifest's too."""
     write, calls = shard_writer.write_shard, []
@@ -70,13 +49,13 @@ def test_resumed_after_any_file(
 
     monkeypatch.setattr(shard_writer, "write_shard", write_then_die)
     with pytest.raises(Killed):
-        build(inputs, tmp_path / "shards")
+        build(shard_inputs, tmp_path / "shards")
     if survived:
         with pytest.raises(UserError, match="not finished; run the prepare step again"):
             TokenShards.open(tmp_path / "shards")
     monkeypatch.undo()
-    build(inputs, tmp_path / "shards")
-    assert contents(tmp_path / "shards") == contents(finished)
+    build(shard_inputs, tmp_path / "shards")
+    assert contents(tmp_path / "shards") == contents(finished_shards)
 
 
 SCRIPT = """
@@ -92,10 +71,17 @@ if __name__ == "__main__":
 """
 
 
-def start(inputs: Path, target: Path, script: Path, num_train: int) -> subprocess.Popen[str]:
+def start(shard_inputs: Path, target: Path, script: Path, num_train: int) -> subprocess.Popen[str]:
     """A preparation in a process of its own."""
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(ROOT / "tests"), str(inputs), str(target), str(num_train)]
+    command = [
+        sys.executable,
+        str(script),
+        str(ROOT / "tests"),
+        str(shard_inputs),
+        str(target),
+        str(num_train),
+    ]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -105,11 +91,11 @@ def descendants(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds child processes by /proc")
-def test_kill_9_leaves_no_trace(inputs: Path, tmp_path: Path) -> None:
+def test_kill_9_leaves_no_trace(shard_inputs: Path, tmp_path: Path) -> None:
     """Killed twice in a run with a worker; the worker ends too; the bytes are the uninterrupted run's."""
     num_train = 260
     for survived in (3, 40):
-        process = start(inputs, tmp_path / "shards", tmp_path / "make.py", num_train)
+        process = start(shard_inputs, tmp_path / "shards", tmp_path / "make.py", num_train)
         while num_files(tmp_path / "shards") < survived and process.poll() is None:
             time.sleep(0.005)
         children = descendants(process.pid)
@@ -118,8 +104,8 @@ def test_kill_9_leaves_no_trace(inputs: Path, tmp_path: Path) -> None:
         assert num_files(tmp_path / "shards") < num_train // 2, "it was over before it was killed"
         assert children
         wait_for_end(children)
-    build(inputs, tmp_path / "shards", num_train_sequences=num_train, sequences_per_file=2)
-    build(inputs, tmp_path / "whole", num_train_sequences=num_train, sequences_per_file=2)
+    build(shard_inputs, tmp_path / "shards", num_train_sequences=num_train, sequences_per_file=2)
+    build(shard_inputs, tmp_path / "whole", num_train_sequences=num_train, sequences_per_file=2)
     assert contents(tmp_path / "shards") == contents(tmp_path / "whole")
 
 
@@ -137,12 +123,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_two_at_once_make_it_once(inputs: Path, tmp_path: Path) -> None:
-    both = [start(inputs, tmp_path / "shards", tmp_path / f"make{n}.py", TRAIN) for n in range(2)]
+def test_two_at_once_make_it_once(shard_inputs: Path, tmp_path: Path) -> None:
+    both = [start(shard_inputs, tmp_path / "shards", tmp_path / f"make{n}.py", TRAIN) for n in range(2)]
     said = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert sum("billion tokens need" in out for out, _ in said) == 1
-    build(inputs, tmp_path / "whole", sequences_per_file=2)
+    build(shard_inputs, tmp_path / "whole", sequences_per_file=2)
     assert contents(tmp_path / "shards") == contents(tmp_path / "whole")
 
 
@@ -151,9 +137,9 @@ def test_two_at_once_make_it_once(inputs: Path, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_only_a_damaged_file_is_made_again(
-    inputs: Path, finished: Path, copy: Path, file: str, damage: str
+    shard_inputs: Path, finished_shards: Path, shards_copy: Path, file: str, damage: str
 ) -> None:
-    path, before = copy / file, {p.name: p.stat().st_mtime_ns for p in copy.glob("*.bin")}
+    path, before = shards_copy / file, {p.name: p.stat().st_mtime_ns for p in shards_copy.glob("*.bin")}
     content = bytearray(path.read_bytes())
     content[3] ^= 1
     {
@@ -162,30 +148,32 @@ def test_only_a_damaged_file_is_made_again(
         "remove": path.unlink,
     }[damage]()
     with pytest.raises(UserError, match=file):
-        TokenShards.open(copy)
-    build(inputs, copy)
-    assert contents(copy) == contents(finished)
-    made_again = {p.name for p in copy.glob("*.bin") if p.stat().st_mtime_ns != before[p.name]}
+        TokenShards.open(shards_copy)
+    build(shard_inputs, shards_copy)
+    assert contents(shards_copy) == contents(finished_shards)
+    made_again = {p.name for p in shards_copy.glob("*.bin") if p.stat().st_mtime_ns != before[p.name]}
     stem = file.split(".")[0]
     assert made_again == {f"{stem}.tokens.bin", f"{stem}.starts.bin"}
 
 
-def test_sizes_are_checked_without_hashing(copy: Path) -> None:
-    path = copy / "train-00002.tokens.bin"
+def test_sizes_are_checked_without_hashing(shards_copy: Path) -> None:
+    path = shards_copy / "train-00002.tokens.bin"
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UserError, match=r"train-00002\.tokens\.bin is truncated"):
-        TokenShards.open(copy, verify=False)
+        TokenShards.open(shards_copy, verify=False)
 
 
 @pytest.mark.parametrize("num_train", [8, 20, 49, 51, 77])
-def test_more_or_fewer_sequences(inputs: Path, copy: Path, tmp_path: Path, num_train: int) -> None:
+def test_more_or_fewer_sequences(
+    shard_inputs: Path, shards_copy: Path, tmp_path: Path, num_train: int
+) -> None:
     """The files that fit stay; the bytes are those of a preparation that asked for the number at once."""
-    kept = {path.name: path.stat().st_mtime_ns for path in copy.glob("train-*.bin")}
-    build(inputs, copy, num_train_sequences=num_train)
-    build(inputs, tmp_path / "fresh", num_train_sequences=num_train)
-    assert contents(copy) == contents(tmp_path / "fresh")
+    kept = {path.name: path.stat().st_mtime_ns for path in shards_copy.glob("train-*.bin")}
+    build(shard_inputs, shards_copy, num_train_sequences=num_train)
+    build(shard_inputs, tmp_path / "fresh", num_train_sequences=num_train)
+    assert contents(shards_copy) == contents(tmp_path / "fresh")
     whole = [f"train-{n:05d}.tokens.bin" for n in range(min(num_train, TRAIN) // 8)]
-    assert all((copy / name).stat().st_mtime_ns == kept[name] for name in whole)
+    assert all((shards_copy / name).stat().st_mtime_ns == kept[name] for name in whole)
 
 
 @pytest.fixture
@@ -201,22 +189,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_fills_up(
-    inputs: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shard_inputs: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something else takes the space meanwhile. What was finished stays, and is gone on with."""
     with monkeypatch.context() as patch:
         patch.setattr(shard_writer.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 10**12))
         with pytest.raises(UserError, match=r"cannot write .*No space left on device"):
-            build(inputs, small_disk / "shards", num_train_sequences=260, sequences_per_file=4)
+            build(shard_inputs, small_disk / "shards", num_train_sequences=260, sequences_per_file=4)
     survived = num_files(small_disk / "shards")
     assert survived > 0
     shutil.copytree(small_disk / "shards", tmp_path / "shards")
-    build(inputs, tmp_path / "shards", num_train_sequences=260, sequences_per_file=4)
-    build(inputs, tmp_path / "whole", num_train_sequences=260, sequences_per_file=4)
+    build(shard_inputs, tmp_path / "shards", num_train_sequences=260, sequences_per_file=4)
+    build(shard_inputs, tmp_path / "whole", num_train_sequences=260, sequences_per_file=4)
     assert contents(tmp_path / "shards") == contents(tmp_path / "whole")
 
 
-def test_a_dead_worker_is_a_clear_error(inputs: Path, tmp_path: Path) -> None:
+def test_a_dead_worker_is_a_clear_error(shard_inputs: Path, tmp_path: Path) -> None:
     """As the kernel ends one when memory runs out."""
     import multiprocessing
 
@@ -230,7 +218,11 @@ def test_a_dead_worker_is_a_clear_error(inputs: Path, tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"ended unexpectedly .* fewer workers"):
         build(
-            inputs, tmp_path / "shards", source=Deadly(inputs / "fineweb"), num_train_sequences=900, workers=1
+            shard_inputs,
+            tmp_path / "shards",
+            source=Deadly(shard_inputs / "fineweb"),
+            num_train_sequences=900,
+            workers=1,
         )
-    build(inputs, tmp_path / "shards", num_train_sequences=100)
+    build(shard_inputs, tmp_path / "shards", num_train_sequences=100)
     assert len(TokenShards.open(tmp_path / "shards").train) == 100
