@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pangu_hif8 import paper
 from pangu_hif8.comparisons import (
     Accuracy,
@@ -26,11 +28,13 @@ from pangu_hif8.judgement import (
     at_least,
     at_most,
     combine,
+    effect_numbers,
     is_lower,
     nats,
     numbers_of,
     percent,
     points,
+    shown,
 )
 from pangu_hif8.results import ProfileResults
 from pangu_hif8.run_checks import DOMAINS
@@ -46,41 +50,44 @@ def near_lossless(results: ProfileResults) -> list[Part]:
 def _accuracy_kept(results: ProfileResults, experiment: str, baseline: str) -> Part:
     found = compare_accuracy(results, experiment, baseline)
     nll = compare_answer_nll(results, experiment, baseline)
-    text = (
-        f"{experiment} minus {baseline} is {points(found.difference)} over {found.num_items} items "
-        f"(a true drop of {found.difference.smallest_resolvable:.1f} could have been seen)"
+    verdict = at_least(found.difference, -ACCURACY_MARGIN_POINTS)
+    text = f"{experiment} minus {baseline} is {points(found.difference)} over {found.num_items} items"
+    text += shown(verdict, found.difference, ACCURACY_MARGIN_POINTS, "points")
+    numbers = accuracy_numbers("accuracy", found, ACCURACY_MARGIN_POINTS)
+    return Part(
+        "benchmark accuracy", verdict, text, numbers | effect_numbers("answer_nll_difference_nats", nll)
     )
-    numbers = accuracy_numbers("accuracy", found) | numbers_of("answer_nll_difference_nats", nll)
-    return Part("benchmark accuracy", at_least(found.difference, -ACCURACY_MARGIN_POINTS), text, numbers)
 
 
 def heldout_kept(results: ProfileResults, experiment: str, baseline: str) -> Part:
     """Is held-out loss within the margin of the baseline's, on both domains?"""
     found = {d: compare_heldout(results, experiment, baseline, d) for d in DOMAINS}
+    verdicts = {d: at_most(interval, HELDOUT_MARGIN_NATS) for d, interval in found.items()}
     text = f"held-out loss of {experiment} minus {baseline} is " + " and ".join(
-        f"{nats(interval)} on {DOMAIN_TEXT[domain]}" for domain, interval in found.items()
+        f"{nats(i)} on {DOMAIN_TEXT[d]}{shown(verdicts[d], i, HELDOUT_MARGIN_NATS)}" for d, i in found.items()
     )
-    numbers = {k: v for d, i in found.items() for k, v in numbers_of(f"{d}_difference_nats", i).items()}
-    return Part(
-        "held-out loss", combine([at_most(i, HELDOUT_MARGIN_NATS) for i in found.values()]), text, numbers
-    )
+    numbers: dict[str, Any] = {}
+    for domain, interval in found.items():
+        numbers |= effect_numbers(f"{domain}_difference_nats", interval, HELDOUT_MARGIN_NATS)
+    return Part("held-out loss", combine(list(verdicts.values())), text, numbers)
 
 
 def tracks_loss(results: ProfileResults) -> list[Part]:
     """C2: APE of E8 against E6 over the quantized steps."""
     found = ape_interval(results, "E8", "E6", quantized=True)
     every = ape_interval(results, "E8", "E6", quantized=False)
+    verdict = at_most(found, ape_limit_pct())
     text = (
-        f"APE is {found.value:.4f}% [{found.low:.4f}, {found.high:.4f}] over the quantized steps "
-        f"({every.value:.4f}% over all), the paper's {paper.ape_pct(after_warmup=True):.4f}% "
-        f"({paper.ape_pct():.4f}%); a step's loss is over {results.tokens_per_step:,} tokens here, over "
-        f"{paper.TOKENS_PER_STEP:,} there"
+        f"APE is {found.value:.4f}% [{found.low:.4f}, {found.high:.4f}] over the quantized steps"
+        f"{shown(verdict, found, ape_limit_pct(), '%')} ({every.value:.4f}% over all), the paper's "
+        f"{paper.ape_pct(after_warmup=True):.4f}% ({paper.ape_pct():.4f}%); a step's loss is over "
+        f"{results.tokens_per_step:,} tokens here, over {paper.TOKENS_PER_STEP:,} there"
     )
     left_out = num_steps_left_out(results, "E8", "E6")
     text += f"; {left_out} steps that a run skipped are left out" if left_out else ""
-    numbers = numbers_of("ape_quantized_pct", found) | numbers_of("ape_all_pct", every)
+    numbers = effect_numbers("ape_quantized_pct", found, ape_limit_pct()) | numbers_of("ape_all_pct", every)
     numbers |= {"num_steps_left_out": left_out}
-    return [Part("APE", at_most(found, ape_limit_pct()), text, numbers)]
+    return [Part("APE", verdict, text, numbers)]
 
 
 def hidden_failures(results: ProfileResults) -> list[Part]:
@@ -89,23 +96,23 @@ def hidden_failures(results: ProfileResults) -> list[Part]:
 
 
 def _hidden_saturation(results: ProfileResults) -> Part:
-    pairs = (("E2", "E1"), ("E7", "E6"))
-    found = [compare_accuracy(results, *pair) for pair in pairs]
-    apes = [ape_interval(results, *pair, quantized=True) for pair in pairs]
-    verdicts = [
-        _hidden(is_lower(a.difference, ACCURACY_MARGIN_POINTS), at_most(e, ape_limit_pct()))
-        for a, e in zip(found, apes, strict=True)
-    ]
+    found = [_saturation_hides(results, *pair) for pair in (("E2", "E1"), ("E7", "E6"))]
+    verdicts = [part.verdict for part in found]
     verdict = REPRODUCED if REPRODUCED in verdicts else combine(verdicts)
-    text = "most-recent against its baseline: " + "; ".join(
-        f"{q} {points(a.difference)}, APE {e.value:.3f}%"
-        for (q, _), a, e in zip(pairs, found, apes, strict=True)
-    )
-    numbers = {
-        k: v for (q, _), a in zip(pairs, found, strict=True) for k, v in accuracy_numbers(q, a).items()
-    }
-    apes_by_name = {f"{q}_ape_pct": round(e.value, 6) for (q, _), e in zip(pairs, apes, strict=True)}
-    return Part("saturation hides in the training loss", verdict, text, numbers | apes_by_name)
+    text = "most-recent against its baseline: " + "; ".join(part.text for part in found)
+    numbers = {k: v for part in found for k, v in part.numbers.items()}
+    return Part("saturation hides in the training loss", verdict, text, numbers)
+
+
+def _saturation_hides(results: ProfileResults, experiment: str, baseline: str) -> Part:
+    found = compare_accuracy(results, experiment, baseline)
+    ape = ape_interval(results, experiment, baseline, quantized=True)
+    failure, hidden = is_lower(found.difference, ACCURACY_MARGIN_POINTS), at_most(ape, ape_limit_pct())
+    text = f"{experiment} {points(found.difference)}{shown(failure, found.difference, unit='points')}, "
+    text += f"APE {ape.value:.3f}%{shown(hidden, ape, ape_limit_pct(), '%') if failure == REPRODUCED else ''}"
+    numbers = accuracy_numbers(experiment, found)
+    numbers |= effect_numbers(f"{experiment}_ape_pct", ape, ape_limit_pct())
+    return Part(experiment, _hidden(failure, hidden), text, numbers)
 
 
 def _hidden(failure: str, hidden: str) -> str:
@@ -118,7 +125,8 @@ def _hidden_forgetting(results: ProfileResults) -> Part:
     late = late_loss_difference(results, "E1", "E6")
     hidden = at_most(late, HELDOUT_MARGIN_NATS)
     text = f"{forgot.text}, while E1's training loss over the last quarter is {nats(late)} from E6's"
-    numbers = forgot.numbers | numbers_of("training_loss_difference_nats", late)
+    text += shown(hidden, late, HELDOUT_MARGIN_NATS)
+    numbers = forgot.numbers | effect_numbers("training_loss_difference_nats", late, HELDOUT_MARGIN_NATS)
     return Part("forgetting hides in the training loss", _hidden(forgot.verdict, hidden), text, numbers)
 
 
@@ -130,18 +138,26 @@ def forgets(results: ProfileResults) -> list[Part]:
 def _forgets_items(results: ProfileResults) -> Part:
     smallest = EFFECT_SHARE * paper.forgetting_points()
     found: dict[str, Accuracy] = {b: compare_accuracy(results, "E1", b) for b in ("E0", "E6")}
-    verdict = combine([is_lower(a.difference, smallest) for a in found.values()])
-    text = "accuracy of E1 is " + " and ".join(f"{points(a.difference)} from {b}'s" for b, a in found.items())
+    verdicts = {b: is_lower(a.difference, smallest) for b, a in found.items()}
+    text = "accuracy of E1 is " + " and ".join(
+        f"{points(a.difference)} from {b}'s{shown(verdicts[b], a.difference, unit='points')}"
+        for b, a in found.items()
+    )
     numbers = {k: v for b, a in found.items() for k, v in accuracy_numbers(f"E1_{b}", a).items()}
-    return Part("benchmark accuracy", verdict, text, numbers | {"smallest_effect_points": smallest})
+    numbers |= {"smallest_effect_points": smallest}
+    return Part("benchmark accuracy", combine(list(verdicts.values())), text, numbers)
 
 
 def _forgets_text(results: ProfileResults) -> Part:
     found = {b: compare_heldout(results, "E1", b, "second_domain") for b in ("E0", "E6")}
-    verdict = combine([at_least(i, HELDOUT_MARGIN_NATS) for i in found.values()])
-    text = "its second-domain loss is " + " and ".join(f"{nats(i)} from {b}'s" for b, i in found.items())
-    numbers = {k: v for b, i in found.items() for k, v in numbers_of(f"E1_{b}_second_domain_nats", i).items()}
-    return Part("second-domain loss", verdict, text, numbers)
+    verdicts = {b: at_least(i, HELDOUT_MARGIN_NATS) for b, i in found.items()}
+    text = "its second-domain loss is " + " and ".join(
+        f"{nats(i)} from {b}'s{shown(verdicts[b], i, HELDOUT_MARGIN_NATS)}" for b, i in found.items()
+    )
+    numbers: dict[str, Any] = {}
+    for b, interval in found.items():
+        numbers |= effect_numbers(f"E1_{b}_second_domain_nats", interval, HELDOUT_MARGIN_NATS)
+    return Part("second-domain loss", combine(list(verdicts.values())), text, numbers)
 
 
 def neither_alone(results: ProfileResults) -> list[Part]:
@@ -156,15 +172,17 @@ def _still_loses(results: ProfileResults) -> Part:
     smallest = EFFECT_SHARE * published / 100 * found.baseline
     where = "ARC" if arc else "all items (no ARC in this profile)"
     drop = "undefined" if found.drop_pct is None else f"{found.drop_pct:.1f}%"
-    text = f"E5 minus E1 on {where} is {points(found.difference)}, a relative drop of {drop}"
-    numbers = accuracy_numbers("arc", found) | {"published_drop_pct": round(published, 4)}
     verdict = is_lower(found.difference, smallest) if smallest > 0 else NOT_RESOLVABLE
+    text = f"E5 minus E1 on {where} is {points(found.difference)}, a relative drop of {drop}"
+    text += shown(verdict, found.difference, unit="points")
+    numbers = accuracy_numbers("arc", found) | {"published_drop_pct": round(published, 4)}
     return Part("max-window alone still loses", verdict, text, numbers)
 
 
 def _still_saturates(results: ProfileResults) -> Part:
     share = saturation_interval(results, "E7")
+    verdict = at_least(share, SATURATION_FLOOR)
     text = f"E7 saturates in {percent(share)} of input (tensor, step) pairs"
-    return Part(
-        "low rate alone still saturates", at_least(share, SATURATION_FLOOR), text, numbers_of("share", share)
-    )
+    text += shown(verdict, share, SATURATION_FLOOR, "share")
+    numbers = effect_numbers("share", share, SATURATION_FLOOR)
+    return Part("low rate alone still saturates", verdict, text, numbers)

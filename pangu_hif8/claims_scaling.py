@@ -11,13 +11,13 @@ import pandas as pd
 
 from pangu_hif8.claims_outcome import heldout_kept
 from pangu_hif8.comparisons import (
-    bounded,
     compare_accuracy,
     expected_share,
-    jitter_table,
+    jitter_gap,
     overshoot,
     saturation_interval,
     saturation_rows,
+    share_interval,
 )
 from pangu_hif8.errors import UserError
 from pangu_hif8.judgement import (
@@ -31,14 +31,15 @@ from pangu_hif8.judgement import (
     Part,
     accuracy_numbers,
     at_least,
-    at_most,
+    at_most_times,
+    effect_numbers,
     exactly,
     is_lower,
     numbers_of,
     percent,
     points,
+    shown,
 )
-from pangu_hif8.metrics import mean_interval
 from pangu_hif8.results import ProfileResults, recorded_rows
 
 TENSOR = ["seed", "block", "layer", "kind"]
@@ -56,15 +57,18 @@ def _saturates(results: ProfileResults, experiment: str) -> Part:
     over = overshoot(saturation_rows(results, experiment, "input"))
     text = f"{experiment} saturates in {percent(share)} of input (tensor, step) pairs"
     text += f", by a factor of {np.median(over):.2f} (median)" if over.size else ""
-    numbers = numbers_of("share", share) | {"record_law_share": expected, "num_saturated": int(over.size)}
-    return Part(f"{experiment} saturates", at_least(share, SATURATION_FLOOR), text, numbers)
+    verdict = at_least(share, SATURATION_FLOOR)
+    text += shown(verdict, share, SATURATION_FLOOR, "share")
+    numbers = effect_numbers("share", share, SATURATION_FLOOR)
+    numbers |= {"record_law_share": expected, "num_saturated": int(over.size)}
+    return Part(f"{experiment} saturates", verdict, text, numbers)
 
 
 def _one_late(results: ProfileResults, experiments: tuple[str, ...]) -> Part:
     shares = []
     for experiment in experiments:
         rows = _with_past(saturation_rows(results, experiment, "input"))
-        shares.append(_equal(rows["estimate"], rows["amax_1"]))
+        shares.append(_equal(rows, "amax_1"))
     text = f"the estimate is the step before's amax in {100 * min(shares):.1f}% of pairs or more"
     return Part("one step late", exactly(min(shares) >= EXACT_SHARE), text, {"smallest_share": min(shares)})
 
@@ -78,10 +82,12 @@ def _with_past(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _equal(a: pd.Series, b: pd.Series) -> float:
-    if not len(a):
+def _equal(rows: pd.DataFrame, column: str) -> float:
+    """Share of rows whose estimate equals a column, in the seed where it is smallest."""
+    if not len(rows):
         raise UserError("too few steps to compare estimates with the amax before")
-    return float(np.isclose(a, b, rtol=RELATIVE_TOLERANCE, atol=0).mean())
+    equal = np.isclose(rows["estimate"], rows[column], rtol=RELATIVE_TOLERANCE, atol=0)
+    return float(pd.Series(equal).groupby(rows["seed"].to_numpy()).mean().min())
 
 
 def smoothing_fails(results: ProfileResults) -> list[Part]:
@@ -94,13 +100,14 @@ def _saturates_at_turns(results: ProfileResults) -> Part:
     turns = rows[(rows["amax"] > rows["amax_1"]) & (rows["amax_1"] < rows["amax_2"])]
     if turns.empty:
         return Part("saturates at upward turns", NOT_RESOLVABLE, "no input's amax turned upward", {})
-    share = bounded(mean_interval(turns.groupby(["seed", "step"])["saturated"].mean()))
-    every = saturation_interval(results, "E3")
+    share, every = share_interval(turns), saturation_interval(results, "E3")
+    verdict = at_least(share, SATURATION_FLOOR)
     text = (
         f"E3 saturates in {percent(share)} of upward turns of an input's amax ({percent(every)} of all pairs)"
+        f"{shown(verdict, share, SATURATION_FLOOR, 'share')}"
     )
-    numbers = numbers_of("turn_share", share) | numbers_of("share", every) | {"num_turns": len(turns)}
-    return Part("saturates at upward turns", at_least(share, SATURATION_FLOOR), text, numbers)
+    numbers = effect_numbers("turn_share", share, SATURATION_FLOOR) | numbers_of("share", every)
+    return Part("saturates at upward turns", verdict, text, numbers | {"num_turns": len(turns)})
 
 
 def _harmed(results: ProfileResults) -> Part:
@@ -110,7 +117,8 @@ def _harmed(results: ProfileResults) -> Part:
     both_absent = by_items == by_text == NOT_REPRODUCED
     harmed = REPRODUCED in (by_items, by_text)
     verdict = REPRODUCED if harmed else NOT_REPRODUCED if both_absent else NOT_RESOLVABLE
-    text = f"E3 minus E1 is {points(accuracy.difference)}; {heldout.text}"
+    text = f"E3 minus E1 is {points(accuracy.difference)}"
+    text += f"{shown(by_items, accuracy.difference, unit='points')}; {heldout.text}"
     return Part("does harm", verdict, text, accuracy_numbers("accuracy", accuracy) | heldout.numbers)
 
 
@@ -145,10 +153,12 @@ def _with_window_max(results: ProfileResults, experiment: str) -> pd.DataFrame:
 
 def _saturates_less(results: ProfileResults, experiment: str, other: str) -> Part:
     share, reference = saturation_interval(results, experiment), saturation_interval(results, other)
-    text = f"{experiment} saturates in {percent(share)} of pairs, {other} in {percent(reference)}"
-    numbers = numbers_of("share", share) | numbers_of("most_recent_share", reference)
+    verdict = at_most_times(share, WINDOW_RATIO, reference) if reference.value > 0 else NOT_RESOLVABLE
+    limit = WINDOW_RATIO * reference.high
+    text = f"{experiment} saturates in {percent(share)} of pairs"
+    text += f"{shown(verdict, share, limit, 'share')}, {other} in {percent(reference)}"
+    numbers = effect_numbers("share", share, limit) | numbers_of("most_recent_share", reference)
     numbers |= {"record_law_share": expected_share(results, experiment)}
-    verdict = at_most(share, WINDOW_RATIO * reference.value) if reference.value > 0 else NOT_RESOLVABLE
     return Part(f"{experiment} saturates less than {other}", verdict, text, numbers)
 
 
@@ -165,22 +175,18 @@ def _never_saturates(results: ProfileResults) -> Part:
 
 
 def _jitters(results: ProfileResults) -> Part:
-    # gate_proj and up_proj have one input: it counts once
-    tables = [
-        table.loc[table["layer"] != "up_proj"].set_index(["block", "layer"])["jitter"]
-        for table in (jitter_table(results, name, "input") for name in ("E4", "E5"))
-    ]
-    joined = pd.concat(tables, axis=1, keys=["current", "window"], join="inner").dropna()
-    if len(joined) < 2:
+    found = jitter_gap(results, "E4", "E5")
+    if found is None:
         return Part("its scale jitters", NOT_RESOLVABLE, "too few steps for a jitter", {})
-    gap, (current, window) = mean_interval(joined["current"] - joined["window"]), joined.mean()
-    text = (
-        f"its input scales move by {current:.3f} octaves (std) from step to step, max-window's by "
-        f"{window:.3f}; the cost of a second pass does not show in fake quantization{_cost(results)}"
-    )
+    gap = found.difference
     verdict = REPRODUCED if gap.low > 0 else NOT_REPRODUCED if gap.high < 0 else NOT_RESOLVABLE
-    numbers = {"jitter_current": round(float(current), 6), "jitter_window": round(float(window), 6)}
-    return Part("its scale jitters", verdict, text, numbers | numbers_of("jitter_gap", gap))
+    text = (
+        f"its input scales move by {found.first:.3f} octaves (std) from step to step, max-window's by "
+        f"{found.second:.3f}{shown(verdict, gap, unit='octaves')}; the cost of a second pass does not show "
+        f"in fake quantization{_cost(results)}"
+    )
+    numbers = {"jitter_current": round(found.first, 6), "jitter_window": round(found.second, 6)}
+    return Part("its scale jitters", verdict, text, numbers | effect_numbers("jitter_gap", gap))
 
 
 def _cost(results: ProfileResults) -> str:
@@ -202,7 +208,7 @@ def warmup_fills(results: ProfileResults) -> list[Part]:
 def _filled(results: ProfileResults) -> Part:
     rows = _with_window_max(results, "E8")
     first = rows[rows["step"] == rows["step"].min()]
-    share = _equal(first["estimate"], first["window_max"])
+    share = _equal(first, "window_max")
     text = (
         f"at E8's switch (step {int(first['step'].iloc[0])}) {100 * share:.1f}% of input scales come from "
         "the recorded history"

@@ -1,19 +1,23 @@
 """The measures of the report: plain functions of arrays, no files and no torch.
 
 Every comparison is paired (same items, same sequences, same step), because both sides see the same data.
-Accuracy differences use the exact McNemar test and the Agresti-Min interval (Statistics in Medicine 24,
-2005: half a pseudo-count in each of the four cells), which keeps a width when no item changed. Loss
-differences use Student's t over sequences. The level is 95%, the power behind "smallest resolvable" 80%.
+The formulas are scipy's: the exact McNemar test and Wilson's interval by `binomtest`, Student's t by
+`t.interval`, power by the noncentral t. One is our own, since scipy has no interval for a difference of
+paired shares: that of Agresti and Min (Simple improved confidence intervals for comparing matched
+proportions, Statistics in Medicine 24, 2005: half a pseudo-count in each of the four cells), which keeps a
+width when no item changed. The level is 95%, the power behind "smallest resolvable" 80%.
 APE is the paper's measure: mean over steps of abs(loss_q - loss_bf16) / loss_bf16, in percent.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import optimize, stats
 
 from pangu_hif8.errors import UserError
 
@@ -26,11 +30,20 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its 95% interval, all in the unit of the estimate."""
+    """An estimate with its 95% interval, all in the unit of the estimate.
+
+    Of several seeds, `low` to `high` is the hull of `over_rows` (items, sequences or steps of these runs) and
+    `over_seeds` (Student's t over `by_seed`, one value a seed). `resolvable` is None where the normal law
+    behind the interval gives the smallest resolvable effect.
+    """
 
     value: float
     low: float
     high: float
+    resolvable: float | None = None
+    over_rows: Interval | None = None
+    over_seeds: Interval | None = None
+    by_seed: tuple[float, ...] = ()
 
     @property
     def half_width(self) -> float:
@@ -38,12 +51,36 @@ class Interval:
 
     @property
     def smallest_resolvable(self) -> float:
-        """The true effect that would be told from zero with 80% power at this precision."""
+        """The true effect that would be told from zero with 80% power at this precision.
+
+        Of several seeds the larger of the two that rows and seeds would need.
+        """
+        if self.resolvable is not None:
+            return self.resolvable
         return self.half_width * (Z_LEVEL + Z_POWER) / Z_LEVEL
 
     def scaled(self, factor: float) -> Interval:
         """The same in another unit (`factor` > 0)."""
-        return Interval(self.value * factor, self.low * factor, self.high * factor)
+        return Interval(
+            self.value * factor,
+            self.low * factor,
+            self.high * factor,
+            None if self.resolvable is None else self.resolvable * factor,
+            self.over_rows and self.over_rows.scaled(factor),
+            self.over_seeds and self.over_seeds.scaled(factor),
+            tuple(value * factor for value in self.by_seed),
+        )
+
+    def cut(self, low: float, high: float) -> Interval:
+        """The same with its ends inside low..high, for a share; what it could resolve stays."""
+        return replace(
+            self,
+            low=max(self.low, low),
+            high=min(self.high, high),
+            resolvable=self.smallest_resolvable,
+            over_rows=self.over_rows and self.over_rows.cut(low, high),
+            over_seeds=self.over_seeds and self.over_seeds.cut(low, high),
+        )
 
 
 @dataclass(frozen=True)
@@ -97,8 +134,38 @@ def mean_interval(values: ArrayLike) -> Interval:
     mean = float(x.mean())
     if x.size == 1:
         return Interval(mean, -np.inf, np.inf)
-    half = float(stats.t.ppf(0.5 + LEVEL / 2, x.size - 1) * x.std(ddof=1) / np.sqrt(x.size))
-    return Interval(mean, mean - half, mean + half)
+    error, df = float(stats.sem(x)), x.size - 1
+    if error == 0:  # scipy gives nan for a scale of 0
+        return Interval(mean, mean, mean, 0.0)
+    low, high = stats.t.interval(LEVEL, df, loc=mean, scale=error)
+    return Interval(mean, float(low), float(high), _detectable(df) * error)
+
+
+@cache
+def _detectable(df: int) -> float:
+    """The true mean, in standard errors, that a two-sided t test with `df` finds with 80% power."""
+    critical = float(stats.t.ppf(0.5 + LEVEL / 2, df))
+    return float(optimize.brentq(lambda d: stats.nct.sf(critical, df, d) - POWER, critical, 2 * critical))
+
+
+def with_seeds(interval: Interval, by_seed: Iterable[float]) -> Interval:
+    """The hull of an interval over rows and Student's t interval over the seeds' own values.
+
+    So a verdict needs both. With fewer than two seeds `interval` stays as it is.
+    """
+    values = tuple(float(value) for value in by_seed)
+    if len(values) < 2:
+        return interval
+    seeds = mean_interval(values)
+    return Interval(
+        interval.value,
+        min(interval.low, seeds.low),
+        max(interval.high, seeds.high),
+        max(interval.smallest_resolvable, seeds.smallest_resolvable),
+        interval,
+        seeds,
+        values,
+    )
 
 
 def paired_loss_difference(loss_q: ArrayLike, loss_b: ArrayLike) -> Interval:
@@ -132,13 +199,21 @@ def mcnemar_exact(correct_q: ArrayLike, correct_b: ArrayLike) -> McNemar:
 
 
 def proportion_interval(share: float, num: int) -> Interval:
-    """A share of `num` items with its Wilson interval."""
+    """A share of `num` items with its Wilson interval.
+
+    A mean over seeds need not be a whole number of items: then from the count below to the count above.
+    """
     if num < 1 or not 0 <= share <= 1:
         raise UserError(f"proportion: needs a share between 0 and 1 of at least one item, got {share}, {num}")
-    z2 = Z_LEVEL**2
-    centre = (share + z2 / (2 * num)) / (1 + z2 / num)
-    half = Z_LEVEL / (1 + z2 / num) * float(np.sqrt(share * (1 - share) / num + z2 / (4 * num**2)))
-    return Interval(share, min(max(centre - half, 0.0), share), max(min(centre + half, 1.0), share))
+    count = round(share * num, 6)
+    low = _wilson(int(np.floor(count)), num)[0]
+    high = _wilson(int(np.ceil(count)), num)[1]
+    return Interval(share, min(low, share), max(high, share))
+
+
+def _wilson(count: int, num: int) -> tuple[float, float]:
+    found = stats.binomtest(count, num).proportion_ci(LEVEL, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def record_share(history_len: ArrayLike) -> Floats:

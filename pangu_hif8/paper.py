@@ -39,6 +39,12 @@ def benchmarks() -> dict[str, Any]:
 
 
 @cache
+def num_items(task: str) -> int:
+    """Items of a published benchmark, in the split that was scored; `benchmark_items.json` has the source."""
+    return int(read_json(PACKAGE_DATA / "benchmark_items.json")[task]["num_items"])
+
+
+@cache
 def loss_table() -> pd.DataFrame:
     """Columns step, loss_bf16, loss_hif8_max, lr; 10,000 rows."""
     return pd.read_csv(PACKAGE_DATA / "loss_bf16_vs_hif8_max_lr1e-5.csv")

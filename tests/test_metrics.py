@@ -90,15 +90,46 @@ def test_paired_accuracy_keeps_a_width_without_any_change() -> None:
     assert found.high == pytest.approx(1.96 / 102, rel=0.01)  # one pseudo-change among 102
 
 
-def test_paired_accuracy_interval_covers() -> None:
-    rng = np.random.default_rng(0)
-    hits = 0
-    for _ in range(400):
-        b = rng.random(200) < 0.6
-        q = np.where(rng.random(200) < 0.1, ~b, b)
+def weighted_agresti_min(q: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """The same interval another way: each cell (q, b) of the 2 by 2 table gets half an item, then Wald's."""
+    d = np.r_[q - b, 0.0, -1.0, 1.0, 0.0]
+    weights = np.r_[np.ones(q.size), np.full(4, 0.5)]
+    mean = np.average(d, weights=weights)
+    error = math.sqrt(np.average((d - mean) ** 2, weights=weights) / weights.sum())
+    return stats.norm.interval(0.95, loc=mean, scale=error)
+
+
+def test_paired_accuracy_equals_the_weighted_form() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(100):
+        n, seeds = rng.integers(2, 300), rng.integers(1, 4)
+        b = (rng.random((seeds, n)) < rng.random()).mean(axis=0)  # 0 or 1, or an item's mean over seeds
+        q = np.where(rng.random(n) < rng.random(), b, (rng.random((seeds, n)) < 0.5).mean(axis=0))
+        low, high = weighted_agresti_min(q, b)
         found = metrics.paired_accuracy_difference(q, b)
-        hits += found.low <= -0.02 <= found.high  # 10% flips: 0.6 becomes 0.58
-    assert 0.92 <= hits / 400 <= 0.99
+        assert (found.low, found.high) == pytest.approx((max(low, -1), min(high, 1)), abs=1e-12)
+        turned = metrics.paired_accuracy_difference(b, q)  # the other way round it is the mirror image
+        assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low), abs=1e-12)
+
+
+def interval_of_counts(worse: int, better: int, n: int) -> metrics.Interval:
+    same = [1] * (n - worse - better)
+    return metrics.paired_accuracy_difference(
+        [0] * worse + [1] * better + same, [1] * worse + [0] * better + same
+    )
+
+
+@pytest.mark.parametrize("n", [30, 100, 400, 1500])
+@pytest.mark.parametrize("discordant", [0.02, 0.1, 0.3, 0.6])
+@pytest.mark.parametrize("worse_share", [0.5, 0.7, 0.95])
+def test_paired_accuracy_interval_covers(n: int, discordant: float, worse_share: float) -> None:
+    """95% are promised; the true difference lies inside in at least 93% of 4,000 draws everywhere."""
+    shares = [discordant * worse_share, discordant * (1 - worse_share), 1 - discordant]
+    draws = np.random.default_rng(n).multinomial(n, shares, size=4000)
+    counts, times = np.unique(draws[:, :2], axis=0, return_counts=True)
+    found = [interval_of_counts(int(w), int(b), n) for w, b in counts]
+    inside = [i.low <= shares[1] - shares[0] <= i.high for i in found]
+    assert np.average(inside, weights=times) >= 0.93
 
 
 def test_mean_interval_is_students_t() -> None:
@@ -106,6 +137,8 @@ def test_mean_interval_is_students_t() -> None:
     found = metrics.mean_interval(x)
     reference = stats.ttest_1samp(x, 0).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((reference.low, reference.high))
+    same = metrics.mean_interval([0.5] * 4)
+    assert (same.low, same.high, same.smallest_resolvable) == (0.5, 0.5, 0.0)
     alone = metrics.mean_interval([2.0])
     assert (alone.value, alone.low, alone.high) == (2.0, -math.inf, math.inf)
     for bad in ([], [math.nan]):
@@ -130,11 +163,31 @@ def test_proportion_is_wilson(count: int, num: int) -> None:
         metrics.proportion_interval(0.5, 0)
 
 
+def test_a_share_between_two_counts_takes_both_ends() -> None:
+    """The mean over seeds of 7 and 8 of 20 right answers."""
+    found = metrics.proportion_interval(7.5 / 20, 20)
+    ends = [stats.binomtest(k, 20).proportion_ci(method="wilson") for k in (7, 8)]
+    assert (found.value, found.low, found.high) == pytest.approx((0.375, ends[0].low, ends[1].high))
+
+
 def test_smallest_resolvable_effect_has_80_percent_power() -> None:
+    """Of many values the t test is nearly normal; tests/test_seeds.py has it of few."""
     rng, sigma, n = np.random.default_rng(2), 1.0, 400
     effect = metrics.mean_interval(rng.normal(0, sigma, n)).smallest_resolvable
     found = [metrics.mean_interval(rng.normal(effect, sigma, n)).low > 0 for _ in range(400)]
     assert 0.72 <= np.mean(found) <= 0.88
+    normal = metrics.Interval(0.0, -1.0, 1.0).smallest_resolvable
+    assert normal == pytest.approx((stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) / stats.norm.ppf(0.975))
+
+
+def test_a_cut_interval_resolves_no_more_than_before() -> None:
+    wide = metrics.mean_interval([0.0, 0.0, 1.0])
+    cut = wide.cut(0.0, 1.0)
+    assert (cut.low, cut.high) == (0.0, 1.0)
+    assert wide.low < 0
+    assert cut.smallest_resolvable == wide.smallest_resolvable
+    tight = metrics.Interval(0.5, -0.5, 1.5)
+    assert tight.cut(0.0, 1.0).smallest_resolvable == tight.smallest_resolvable
 
 
 def test_record_law_holds_for_independent_steps() -> None:
