@@ -47,12 +47,14 @@ RUNS    := $(foreach seed,$(sort $(SEEDS)),$(foreach id,$(sort $(TRAINED)),$(id)
 SCOPE    = --profile $(PROFILE) --seeds "$(SEEDS)" --only "$(ONLY)"
 LIMIT    = $(if $(strip $(TIMEOUT)),--timeout $(strip $(TIMEOUT)))
 
-.PHONY: help venv reproduce pipeline E0-seed0 $(RUNS) report test check lint types sources \
+.PHONY: help venv reproduce pipeline E0-seed0 $(RUNS) report audit beyond test check lint types sources \
         exhaustive bench bench-steps lab clean
 
 help:
 	@echo "make reproduce   run the eight experiments as notebooks and write the report"
 	@echo "make report      write the report again from results/"
+	@echo "make audit       measure where the paper's text and its published code part"
+	@echo "make beyond      measure what lies beyond the paper: sweeps of its own and new settings"
 	@echo "make test        run the tests"
 	@echo "make check       lint, types, notebook sources without outputs, tests"
 	@echo "make exhaustive  prove the number format for all 2^32 float32 inputs (some minutes)"
@@ -94,6 +96,9 @@ $(RUNS): E0-seed0
 
 report: venv
 	@$(RUN) report --profile $(PROFILE) $(LIMIT)
+
+audit beyond: venv
+	@$(RUN) $@ --profile $(PROFILE) --seeds "$(SEEDS)" $(LIMIT)
 
 test: venv
 	@$(VENV)/bin/python -m pytest

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pangu_hif8.errors import Preempted, UserError
-from pangu_hif8.options import OPTIONS, whole
+from pangu_hif8.options import OPTIONS, changed, whole
 
 WORK_TO_DO = 3
 
@@ -76,14 +76,14 @@ def _train(arguments: argparse.Namespace) -> int:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from pangu_hif8.run import evaluate_experiment
 
-    profile, seed = arguments.profile, arguments.seed
-    return _told(evaluate_experiment(arguments.experiment, profile=profile, seed=seed))
+    profile, seed, changes = arguments.profile, arguments.seed, changed(arguments.settings)
+    return _told(evaluate_experiment(arguments.experiment, profile=profile, seed=seed, **changes))
 
 
 def _how(arguments: argparse.Namespace) -> dict[str, Any]:
     resume = arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume)
     names = {"profile": arguments.profile, "seed": arguments.seed}
-    return names | {"parallel": arguments.parallel, "resume": resume}
+    return names | {"parallel": arguments.parallel, "resume": resume} | changed(arguments.settings)
 
 
 def _told(run: Any) -> int:
@@ -118,7 +118,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _summary(arguments: argparse.Namespace) -> int:
     from pangu_hif8.report import print_summary
-    from pangu_hif8.stages import duration
+    from pangu_hif8.wall_time import duration
 
     print_summary(arguments.profile)
     if getattr(arguments, "started", None) is not None:
@@ -169,7 +169,7 @@ def _lab(arguments: argparse.Namespace) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser; abbreviations are off, so that a misspelt option ends."""
-    from pangu_hif8.commands import add_doctor, add_plan
+    from pangu_hif8.commands import add_doctor, add_pages, add_plan
 
     parser = _Parser(prog="python -m pangu_hif8", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
@@ -189,7 +189,7 @@ def build_parser() -> argparse.ArgumentParser:
     run = ("experiment", "profile", "seed")
     add("run", _run, "train and evaluate one experiment here", *run, "ranks")
     add("train", _train, "train one experiment, on every process of a launched job", *run, "ranks")
-    add("evaluate", _evaluate, "evaluate one experiment that is trained", *run)
+    add("evaluate", _evaluate, "evaluate one experiment that is trained", *run, "settings")
     add(
         "stage",
         _stage,
@@ -216,6 +216,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("format", _format, "print HiF8's 256 codes").add_argument(
         "--figure", metavar="FILE", help="also draw its precision beside other formats, as .png or .svg"
     )
+    add_pages(add)
     add_plan(add)
     add_doctor(add)
     add("lab", _lab, "JupyterLab on this interpreter; other options are handed to it")

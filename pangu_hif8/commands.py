@@ -49,11 +49,27 @@ def add_plan(add: Add) -> None:
     command.add_argument("--details", action="store_true", help="also what a block keeps, tensor by tensor")
 
 
+def add_pages(add: Add) -> None:
+    """`audit` and `beyond`."""
+    audit = "measure where text and published code part, and what follows"
+    add("audit", _page, audit, "profile", "timeout", "page").set_defaults(page="audit")
+    beyond = "measure what lies beyond the paper: layer-wise rates, warm-up, blocks, window, target"
+    add("beyond", _page, beyond, "profile", "timeout", "page").set_defaults(page="beyond")
+
+
 def add_doctor(add: Add) -> None:
     """`doctor`."""
     text = f"say what is missing here for a profile, and exit with status {MISSING} if anything is"
     command = add("doctor", _doctor, text, "profile")
     command.add_argument("--gpus", type=_count_or_none, help="of this node; by default as the profile says")
+
+
+def _page(arguments: argparse.Namespace) -> int:
+    from pangu_hif8.page_stage import stage_page
+
+    profile, seeds, limit = arguments.profile, arguments.seeds, arguments.timeout
+    stage_page(arguments.page, profile=profile, seeds=seeds, fresh=arguments.fresh, timeout_s=limit)
+    return 0
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
+from typing import Any
+
+from pangu_hif8.errors import UserError
 
 
 def whole(text: str) -> int:
@@ -32,6 +36,52 @@ def _add_ranks(command: argparse.ArgumentParser) -> None:
     )
 
 
+def setting(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value as JSON, or as a word: lr=1e-4, overflow=taper, hp_blocks=[0,1]."""
+    name, sign, value = text.partition("=")
+    if not (sign and name):
+        raise argparse.ArgumentTypeError(f"a setting is NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def changed(settings: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The settings by name. Raises UserError for a name given twice, or one that can't be changed."""
+    from pangu_hif8.overrides import Overrides
+
+    found = dict(settings)
+    if len(found) < len(settings):
+        raise UserError("--set names a setting twice; give each once")
+    unknown = sorted(found.keys() - Overrides.model_fields.keys())
+    if unknown:
+        raise UserError(f"--set: unknown {', '.join(unknown)}; valid: {', '.join(Overrides.model_fields)}")
+    return found
+
+
+def _add_ranks_and_settings(command: argparse.ArgumentParser) -> None:
+    _add_ranks(command)
+    _add_settings(command)
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set",
+        type=setting,
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="NAME=VALUE",
+        help="change a setting of the experiment, as overflow=taper; may be given several times",
+    )
+
+
+def _add_page(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--seeds", type=_seeds, default=[0], help='as "0 1 2"')
+    command.add_argument("--fresh", action="store_true", help="make runs again that came with the repository")
+
+
 def _add_scope(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seeds", type=_seeds, default=[0], help='as "0 1 2"')
     command.add_argument("--only", default="", help='experiments, as "E5 E8"; all by default')
@@ -50,6 +100,8 @@ OPTIONS: dict[str, Callable[[argparse.ArgumentParser], object]] = {
     "seed": lambda c: c.add_argument("--seed", type=whole, default=0),
     "timeout": lambda c: c.add_argument("--timeout", type=_seconds, help="seconds for the notebook"),
     "scope": _add_scope,
-    "ranks": _add_ranks,
+    "ranks": _add_ranks_and_settings,
+    "settings": _add_settings,
+    "page": _add_page,
     "export": _add_export,
 }

@@ -6,11 +6,13 @@ A notebook has one kernel, so the stage starts torchrun first; the notebook then
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pangu_hif8.errors import UserError
 from pangu_hif8.experiments import RunConfig
@@ -37,14 +39,21 @@ def num_processes() -> int:
     return max(1, int(counted.stdout.strip() or 1)) if counted.returncode == 0 else 1
 
 
-def command(experiment: str, profile: str, seed: int, processes: int) -> list[str]:
+def command(
+    experiment: str, profile: str, seed: int, processes: int, changes: Mapping[str, Any] | None = None
+) -> list[str]:
     """What is started: torchrun on this node, and in each process `python -m pangu_hif8 run`."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     run = ["-m", "pangu_hif8", "run", experiment, "--profile", profile, "--seed", str(seed)]
-    return [sys.executable, *launch, *run]
+    return [sys.executable, *launch, *run, *_options(changes or {})]
 
 
-def use_all_processes(config: RunConfig, label: str) -> None:
+def _options(changes: Mapping[str, Any]) -> list[str]:
+    """Changed settings as the command line takes them."""
+    return [word for name, value in changes.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+
+
+def use_all_processes(config: RunConfig, label: str, changes: Mapping[str, Any] | None = None) -> None:
     """Train and evaluate a run on all GPUs, if there are several. Raises UserError when that fails."""
     processes = num_processes()
     if processes == 1:
@@ -52,7 +61,8 @@ def use_all_processes(config: RunConfig, label: str) -> None:
     print(f"{label}: on {processes} processes", flush=True)
     shown = Forwarder(f"{label} | ")
     try:
-        status = _run(command(config.experiment, config.profile, config.seed, processes), shown.write)
+        started = command(config.experiment, config.profile, config.seed, processes, changes)
+        status = _run(started, shown.write)
     finally:
         shown.close()
     if status:

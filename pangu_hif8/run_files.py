@@ -49,7 +49,7 @@ class RunResult:
 
     @property
     def name(self) -> str:
-        return f"{self.experiment}/seed{self.seed}"
+        return f"{self.config.run_name}/seed{self.seed}"
 
     @property
     def num_skipped(self) -> int:

@@ -23,6 +23,7 @@ from pangu_hif8.prepare import Prepared, prepare
 from pangu_hif8.processes import use_all_processes
 from pangu_hif8.run import directory_of, resolve_run, stale_stages
 from pangu_hif8.terminal import Forwarder
+from pangu_hif8.wall_time import duration
 
 REPORT_NOTEBOOK = "09_report"
 SHOWN_BY = ("plots_run", "tables", "format_figure")  # modules that decide what a run's notebook shows
@@ -90,15 +91,15 @@ def report_inputs(profile: str) -> dict[str, str]:
     runs = [p for name in RUN_FILES for p in root.glob(f"E*/seed*/{name}") if p.name != "step_times.csv"]
     return {
         "notebook": sha256_file(source) if source.exists() else "missing",
-        "results": _tree_digest(root, runs),
+        "results": tree_digest(root, runs),
         "profile": digest(load_profile(profile).model_dump()),
         "code": source_digest("report", "notebook"),
-        "published figures": _tree_digest(PACKAGE, (PACKAGE / "published").glob("*")),
+        "published figures": tree_digest(PACKAGE, (PACKAGE / "published").glob("*")),
         "training and evaluation code": source_digest("train_stage", "evaluate_stage"),
     }
 
 
-def _tree_digest(base: Path, files: Iterable[Path]) -> str:
+def tree_digest(base: Path, files: Iterable[Path]) -> str:
     return digest({p.relative_to(base).as_posix(): sha256_file(p) for p in files if p.is_file()})
 
 
@@ -112,7 +113,7 @@ def pending(profile: str, experiments: Iterable[str], seeds: Iterable[int]) -> d
 
     Prepares the profile first if needed: what a run starts from is part of the question.
     """
-    _refuse_unwritable(results_dir() / profile)
+    refuse_unwritable(results_dir() / profile)
     wanted = [("E0", 0), *((e, s) for s in seeds for e in experiments if e != "E0")]
     configs = {label_of(e, s): resolve_run(e, profile, s) for e, s in wanted}
     prepared = prepare_aloud(profile)
@@ -128,21 +129,21 @@ def stage_run(experiment: str, *, profile: str, seed: int = 0, timeout_s: float 
     """
     config, label = resolve_run(experiment, profile, seed), label_of(experiment, seed)
     directory = directory_of(config)
-    with _alone(profile, label, directory):
+    with alone(profile, label, directory):
         reason = run_reason(config, prepare_aloud(profile))
         if reason:
             source = source_of(experiment)
-            _say(f"{label}: running {source.name} ({reason})")
+            say(f"{label}: running {source.name} ({reason})")
             started = time.monotonic()
             shown = notebook_sources(config)
             if config.lr is not None and stale_stages(config, prepare(profile)):
                 use_all_processes(config, label)
-            _execute(source, directory, _parameters(source, profile, seed), label, timeout_s)
+            execute_notebook(source, directory, _parameters(source, profile, seed), label, timeout_s)
             inputs = notebook_inputs(config) | shown  # the sources as they were when it began
             write_stamp(directory / "notebook.stamp", inputs, [directory / "executed.ipynb"])
-            _say(f"{label}: done in {duration(time.monotonic() - started)}")
+            say(f"{label}: done in {duration(time.monotonic() - started)}")
         else:
-            _say(f"{label}: up to date")
+            say(f"{label}: up to date")
     return directory / "executed.ipynb"
 
 
@@ -151,36 +152,36 @@ def stage_report(profile: str, *, timeout_s: float | None = None) -> Path:
     load_profile(profile)
     directory = report_dir(profile)
     page = directory / "report.html"
-    with _alone(profile, "report", directory):
+    with alone(profile, "report", directory):
         reason = report_reason(profile)
         if reason:
-            _say(f"report: running {REPORT_NOTEBOOK}.ipynb ({reason})")
+            say(f"report: running {REPORT_NOTEBOOK}.ipynb ({reason})")
             inputs, started = report_inputs(profile), time.monotonic()
             source = NOTEBOOKS_DIR / f"{REPORT_NOTEBOOK}.ipynb"
-            _execute(source, directory, {"profile": profile}, "report", timeout_s)
-            _write_page(directory / "executed.ipynb", page)
-            write_stamp(directory / "report.stamp", inputs, _outputs(directory))
-            _say(f"report: done in {duration(time.monotonic() - started)}")
+            execute_notebook(source, directory, {"profile": profile}, "report", timeout_s)
+            write_page(directory / "executed.ipynb", page)
+            write_stamp(directory / "report.stamp", inputs, outputs_in(directory))
+            say(f"report: done in {duration(time.monotonic() - started)}")
         else:
-            _say("report: up to date")
+            say("report: up to date")
     return page
 
 
-def _write_page(executed: Path, page: Path) -> None:
+def write_page(executed: Path, page: Path) -> None:
     from pangu_hif8.report import write_html
 
     write_html(executed, page)
 
 
-def _outputs(directory: Path) -> list[Path]:
+def outputs_in(directory: Path) -> list[Path]:
     skipped = {".stamp", ".lock", ".tmp"}
     return sorted(p for p in directory.rglob("*") if p.is_file() and not {p.suffix, p.name} & skipped)
 
 
-def _execute(
+def execute_notebook(
     source: Path,
     directory: Path,
-    parameters: Mapping[str, str | int | None],
+    parameters: Mapping[str, str | int | bool | None],
     label: str,
     timeout_s: float | None,
 ) -> None:
@@ -202,19 +203,19 @@ def _execute(
 
 
 @contextmanager
-def _alone(profile: str, label: str, directory: Path) -> Iterator[None]:
+def alone(profile: str, label: str, directory: Path) -> Iterator[None]:
     """Hold the stage against another make, after a look whether its results can be written at all.
 
     The lock lies in the cache: the kernel takes the one in the run's directory itself.
     """
-    _refuse_unwritable(directory)
+    refuse_unwritable(directory)
     with exclusive(
         cache_dir() / "locks" / f"{profile}-{label.replace(' ', '-')}", label, timeout_s=24 * 3600
     ):
         yield
 
 
-def _refuse_unwritable(directory: Path) -> None:
+def refuse_unwritable(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
@@ -225,15 +226,5 @@ def _refuse_unwritable(directory: Path) -> None:
         ) from error
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people: "8 s", "3 min 12 s", "1 h 4 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return (
-        f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
-    )
-
-
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, flush=True)

@@ -76,7 +76,8 @@ def test_there_is_no_circle() -> None:
 
 
 def test_nothing_below_the_driver_knows_the_driver() -> None:
-    driver = {"cli", "stages", "processes", "kernel", "terminal", "notebook", "__main__"}
+    driver = {"cli", "commands", "stages", "page_stage", "processes", "kernel", "terminal", "__main__"}
+    driver |= {"notebook", "page_notebook"}
     for name, inner in modules().items():
         if name not in driver:
             assert not inner & driver, name

@@ -242,7 +242,7 @@ def test_durations_are_for_people(seconds: float, text: str) -> None:
 def test_the_report_is_made_again_only_when_a_result_changed(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(stages, "_write_page", lambda executed, page: page.write_text("page"))
+    monkeypatch.setattr(stages, "write_page", lambda executed, page: page.write_text("page"))
     write_notebook(
         source.with_name(f"{stages.REPORT_NOTEBOOK}.ipynb"), "print(profile)", parameters="profile = 0"
     )
