@@ -5,6 +5,8 @@ PROFILE ?= laptop
 SEEDS   ?= 0
 ONLY    ?=
 TIMEOUT ?=
+BESIDE  ?=
+REHEARSAL ?=
 PYTHON  ?=
 
 .DEFAULT_GOAL := help
@@ -12,7 +14,7 @@ PYTHON  ?=
 .SUFFIXES:
 
 # ---- bad values end here, before anything is installed -------------------------------------------------
-VARIABLES   := PROFILE SEEDS ONLY TIMEOUT PYTHON
+VARIABLES   := PROFILE SEEDS ONLY TIMEOUT BESIDE REHEARSAL PYTHON
 PROFILES    := $(sort $(basename $(notdir $(wildcard pangu_hif8/profiles/*.yaml \
                  $(addsuffix /*.yaml,$(PANGU_HIF8_PROFILES))))))
 EXPERIMENTS := E0 E1 E2 E3 E4 E5 E6 E7 E8
@@ -25,6 +27,9 @@ ifneq ($(filter-out $(VARIABLES),$(given)),)
 endif
 ifneq ($(words $(PROFILE)) $(filter $(PROFILES),$(PROFILE)),1 $(strip $(PROFILE)))
   $(error unknown PROFILE "$(PROFILE)"; valid: $(PROFILES))
+endif
+ifneq ($(filter-out 0 1,$(words $(BESIDE)))$(filter-out $(PROFILES),$(BESIDE)),)
+  $(error unknown BESIDE "$(BESIDE)"; valid: $(PROFILES))
 endif
 ifneq ($(filter-out $(EXPERIMENTS),$(ONLY)),)
   $(error unknown experiment in ONLY: $(filter-out $(EXPERIMENTS),$(ONLY)); valid: $(EXPERIMENTS))
@@ -47,14 +52,15 @@ RUNS    := $(foreach seed,$(sort $(SEEDS)),$(foreach id,$(sort $(TRAINED)),$(id)
 SCOPE    = --profile $(PROFILE) --seeds "$(SEEDS)" --only "$(ONLY)"
 LIMIT    = $(if $(strip $(TIMEOUT)),--timeout $(strip $(TIMEOUT)))
 
-.PHONY: help venv reproduce pipeline E0-seed0 $(RUNS) report audit beyond test check lint types sources \
+.PHONY: help venv reproduce pipeline E0-seed0 $(RUNS) report audit beyond rehearse test check lint types sources \
         exhaustive bench bench-steps lab clean
 
 help:
 	@echo "make reproduce   run the eight experiments as notebooks and write the report"
-	@echo "make report      write the report again from results/"
+	@echo "make report      write the report again from results/; BESIDE=tiny: two profiles side by side"
 	@echo "make audit       measure where the paper's text and its published code part"
 	@echo "make beyond      measure what lies beyond the paper: sweeps of its own and new settings"
+	@echo "make rehearse    run PROFILE=paper from start to end with every number made small (some minutes, offline)"
 	@echo "make test        run the tests"
 	@echo "make check       lint, types, notebook sources without outputs, tests"
 	@echo "make exhaustive  prove the number format for all 2^32 float32 inputs (some minutes)"
@@ -66,6 +72,8 @@ help:
 	@echo "PROFILE=$(PROFILE)   one of: $(PROFILES)"
 	@echo "SEEDS=\"$(SEEDS)\"       several give means and spread"
 	@echo "ONLY=\"E5 E8\"     these experiments only, of: $(EXPERIMENTS)"
+	@echo "BESIDE=tiny      another profile, for make report"
+	@echo "REHEARSAL=dir    an empty folder for make rehearse; .cache/rehearsal by default"
 	@echo "TIMEOUT=3600     seconds that one notebook may take (no limit by default)"
 	@echo "PYTHON=python3   the Python, 3.11 or newer, to make $(VENV) with"
 
@@ -95,10 +103,13 @@ $(RUNS): E0-seed0
 	@$(RUN) stage $(subst -seed, --seed ,$@) --profile $(PROFILE) $(LIMIT)
 
 report: venv
-	@$(RUN) report --profile $(PROFILE) $(LIMIT)
+	@$(RUN) report --profile $(PROFILE) $(if $(strip $(BESIDE)),--beside $(strip $(BESIDE))) $(LIMIT)
 
 audit beyond: venv
 	@$(RUN) $@ --profile $(PROFILE) --seeds "$(SEEDS)" $(LIMIT)
+
+rehearse: venv
+	@$(VENV)/bin/python tools/rehearse.py $(REHEARSAL)
 
 test: venv
 	@$(VENV)/bin/python -m pytest

@@ -74,9 +74,15 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
+    if arguments.export is not None:
+        from pangu_hif8.commands import evaluate_export
+
+        return evaluate_export(arguments)
+    if arguments.experiment is None or arguments.out is not None:
+        raise UserError("evaluate takes an experiment, or --export DIR (and then --out)")
     from pangu_hif8.run import evaluate_experiment
 
-    profile, seed, changes = arguments.profile, arguments.seed, changed(arguments.settings)
+    profile, seed, changes = arguments.profile, arguments.seed or 0, changed(arguments.settings)
     return _told(evaluate_experiment(arguments.experiment, profile=profile, seed=seed, **changes))
 
 
@@ -108,12 +114,17 @@ def _stage(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from pangu_hif8.stages import stage_report
 
-    stage_report(arguments.profile, timeout_s=arguments.timeout)
+    stage_report(arguments.profile, beside=arguments.beside, timeout_s=arguments.timeout)
     if arguments.readme:
-        from pangu_hif8.report import update_readme
+        from pangu_hif8.report_readme import update_readme
 
-        update_readme(arguments.profile)
-    return _summary(arguments)
+        update_readme(arguments.profile, arguments.beside)
+    if not arguments.beside:
+        return _summary(arguments)
+    from pangu_hif8.report_beside import print_beside
+
+    print_beside(arguments.profile, arguments.beside)
+    return 0
 
 
 def _summary(arguments: argparse.Namespace) -> int:
@@ -189,7 +200,7 @@ def build_parser() -> argparse.ArgumentParser:
     run = ("experiment", "profile", "seed")
     add("run", _run, "train and evaluate one experiment here", *run, "ranks")
     add("train", _train, "train one experiment, on every process of a launched job", *run, "ranks")
-    add("evaluate", _evaluate, "evaluate one experiment that is trained", *run, "settings")
+    add("evaluate", _evaluate, "evaluate a trained experiment, or an exported checkpoint", "evaluate")
     add(
         "stage",
         _stage,
@@ -199,9 +210,9 @@ def build_parser() -> argparse.ArgumentParser:
         "seed",
         "timeout",
     )
-    add("report", _report, "write the report from results/ and print it", "profile", "timeout").add_argument(
-        "--readme", action="store_true", help="rewrite README.md's claims table too"
-    )
+    report = add("report", _report, "write the report from results/ and print it", "profile", "timeout")
+    report.add_argument("--beside", default="", metavar="PROFILE", help="show this profile next to it")
+    report.add_argument("--readme", action="store_true", help="rewrite README.md's table of it too")
     add("summary", _summary, "print benchmark table and verdicts", "profile").add_argument(
         "--started", type=whole, metavar="EPOCH", help="print the wall time since then"
     )

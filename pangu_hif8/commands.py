@@ -1,9 +1,11 @@
-"""The commands that look before a run: what it costs (`plan`), and what is missing for it (`doctor`)."""
+"""Commands around a run: its cost (`plan`), what is missing for it (`doctor`), pages, an export's scores."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Protocol
+
+from pangu_hif8.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,9 +54,13 @@ def add_plan(add: Add) -> None:
 def add_pages(add: Add) -> None:
     """`audit` and `beyond`."""
     audit = "measure where text and published code part, and what follows"
-    add("audit", _page, audit, "profile", "timeout", "page").set_defaults(page="audit")
+    command = add("audit", _page, audit, "profile", "timeout", "page")
+    command.set_defaults(page="audit")
+    command.add_argument("--readme", action="store_true", help="rewrite README.md's table of findings too")
     beyond = "measure what lies beyond the paper: layer-wise rates, warm-up, blocks, window, target"
-    add("beyond", _page, beyond, "profile", "timeout", "page").set_defaults(page="beyond")
+    command = add("beyond", _page, beyond, "profile", "timeout", "page")
+    command.set_defaults(page="beyond")
+    command.add_argument("--readme", action="store_true", help="rewrite README.md's words on it too")
 
 
 def add_doctor(add: Add) -> None:
@@ -64,12 +70,41 @@ def add_doctor(add: Add) -> None:
     command.add_argument("--gpus", type=_count_or_none, help="of this node; by default as the profile says")
 
 
+def evaluate_export(arguments: argparse.Namespace) -> int:
+    """`evaluate --export`."""
+    if arguments.experiment is not None or arguments.seed is not None or arguments.settings:
+        raise UserError("with --export, an experiment, --seed and --set would have no effect; leave them out")
+    from pathlib import Path
+
+    from pangu_hif8.export_scores import score_export
+    from pangu_hif8.launch import is_main_process
+
+    out = Path(arguments.out) if arguments.out else None
+    text = score_export(Path(arguments.export), arguments.profile, out)
+    if is_main_process():
+        print(text)
+    return 0
+
+
 def _page(arguments: argparse.Namespace) -> int:
     from pangu_hif8.page_stage import stage_page
 
     profile, seeds, limit = arguments.profile, arguments.seeds, arguments.timeout
     stage_page(arguments.page, profile=profile, seeds=seeds, fresh=arguments.fresh, timeout_s=limit)
+    if arguments.readme:
+        _rewrite_readme(arguments.page, profile)
     return 0
+
+
+def _rewrite_readme(page: str, profile: str) -> None:
+    if page == "beyond":
+        from pangu_hif8.beyond_readme import update_readme
+
+        update_readme()
+        return
+    from pangu_hif8.page_readme import update_readme as update_findings
+
+    update_findings(page, profile)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pangu_hif8.doctor_facts import GIB, Finding, Needs, Probes, Source
 from pangu_hif8.fetch import get_wheel, wheels_dir
-from pangu_hif8.licences import LICENCES, TASK_DATASETS
+from pangu_hif8.licences import TASK_DATASETS, licence_of
 
 __all__ = ["Finding", "Needs", "Source", "can_start", "doctor", "task_sources"]
 
@@ -198,13 +198,13 @@ def check_licences(needs: Needs) -> Iterator[Finding]:
     """The terms of every source; a warning where they restrict the use or are not known here."""
     for name in needs.wheels:
         yield Finding("ok", "licence", f"{name}: {get_wheel(name).licence} (wheels.yaml)")
-    for source in needs.sources:
-        licence = LICENCES.get(source.name)
+    for name in dict.fromkeys([*(source.name for source in needs.sources), *needs.wheel_sets]):
+        licence = licence_of(name)
         if licence is None:
-            text = f"{source.name}: not known here"
+            text = f"{name}: not known here"
             yield Finding("warning", "licence", text, "read its page before you use it")
         else:
-            text = f"{source.name}: {licence.name} ({licence.source})"
+            text = f"{name}: {licence.name} ({licence.source})"
             status: Literal["ok", "warning"] = "warning" if licence.restriction else "ok"
             yield Finding(status, "licence", text, licence.restriction)
 

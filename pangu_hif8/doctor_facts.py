@@ -46,6 +46,7 @@ class Needs:
     gpu_memory_bytes: int = 0
     sources: tuple[Source, ...] = ()
     wheels: tuple[str, ...] = ()  # names in wheels.yaml
+    wheel_sets: tuple[str, ...] = ()  # the model and data sets in them, as `licences` names them
     faults: tuple[str, ...] = ()  # of the profile's benchmarks: what can't be scored here, and why
     notes: tuple[str, ...] = ()  # what could not be worked out
 

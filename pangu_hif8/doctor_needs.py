@@ -10,6 +10,7 @@ from pangu_hif8.benchmarks import evaluation_wheels
 from pangu_hif8.config import ParquetConfig, Profile
 from pangu_hif8.doctor import Needs, Source, task_sources
 from pangu_hif8.errors import UserError
+from pangu_hif8.licences import WHEEL_SETS
 from pangu_hif8.lm_tasks import check_task
 from pangu_hif8.paths import cache_dir, prepared_dir, results_dir
 from pangu_hif8.plan import CHECKPOINT_BYTES, checkpoint_bytes, shard_bytes, worst_memory
@@ -37,6 +38,7 @@ def profile_needs(profile: Profile, gpus: int | None = None) -> Needs:
         num_gpus=num_gpus,
         sources=_sources(profile),
         wheels=_wheels(profile),
+        wheel_sets=_wheel_sets(profile),
         faults=tuple(_faults(profile)),
     )
     settings = _settings(profile, max(1, num_gpus))
@@ -130,6 +132,14 @@ def _wheels(profile: Profile) -> tuple[str, ...]:
     model = [profile.model.wheel] if profile.model.source == "gguf" and profile.model.wheel else []
     others = [*data_wheels(profile.data), *evaluation_wheels(profile.evaluation)]
     return tuple(dict.fromkeys([*model, *(wheel.name for wheel in others)]))
+
+
+def _wheel_sets(profile: Profile) -> tuple[str, ...]:
+    """What lies in those wheels; the invented world and its questions are nobody's."""
+    model = WHEEL_SETS.get(str(profile.model.wheel), ()) if profile.model.source == "gguf" else ()
+    texts = WHEEL_SETS.get(profile.data.source, ())
+    tasks = [task.name for task in profile.evaluation.tasks] if profile.evaluation.source == "wheel" else []
+    return (*model, *texts, *(source.name for source in task_sources(tasks)))
 
 
 def _sources(profile: Profile) -> tuple[Source, ...]:

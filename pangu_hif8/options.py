@@ -94,6 +94,19 @@ def _add_export(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seed", type=whole, help="of the experiment RUN; 0 by default")
 
 
+def _add_evaluate(command: argparse.ArgumentParser) -> None:
+    command.add_argument("experiment", nargs="?", help="E0 to E8, trained")
+    command.add_argument("--profile", default="laptop")
+    command.add_argument("--seed", type=whole, help="of the experiment; 0 by default")
+    command.add_argument("--export", metavar="DIR", help="score this exported HiF8 checkpoint instead")
+    command.add_argument(
+        "--out",
+        metavar="OUT",
+        help="with --export: where its scores go, a new directory; DIR-scores by default",
+    )
+    _add_settings(command)
+
+
 OPTIONS: dict[str, Callable[[argparse.ArgumentParser], object]] = {
     "experiment": lambda c: c.add_argument("experiment", help="E0 to E8 (stage: or report)"),
     "profile": lambda c: c.add_argument("--profile", default="laptop"),
@@ -104,4 +117,5 @@ OPTIONS: dict[str, Callable[[argparse.ArgumentParser], object]] = {
     "settings": _add_settings,
     "page": _add_page,
     "export": _add_export,
+    "evaluate": _add_evaluate,
 }

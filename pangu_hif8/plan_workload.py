@@ -142,7 +142,8 @@ def shape_of(model: ModelConfig) -> ModelShape:
         first, last = len(model.hp_blocks), 0  # only their number counts here
     if model.architecture:
         config = dict(model.architecture) | {"vocab_size": model.vocab_size}
-        shape = ModelShape.from_config("the profile's own model", config)
+        kept = {"num_first_hp_blocks": first, "num_last_hp_blocks": last}
+        shape = ModelShape.from_config("the profile's own model", config, **kept)
     else:
         shape = _known_shape(model)
     return replace(shape, num_first_hp_blocks=first, num_last_hp_blocks=last)

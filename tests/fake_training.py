@@ -53,6 +53,10 @@ def write_training(directory: Path, config: RunConfig, dial: Dial) -> None:
     saturation = _saturation(config, dial, converted)
     hidden = STEP_HEADER.index("skipped") if dial.schema == 1 else None
     rows = [STEP_HEADER, *_step_rows(config, dial, saturation)]
+    if config.train.record_moved_share:
+        moved = 0.05 if config.train.weight_dtype == "bfloat16" else 0.99
+        every = config.train.telemetry_every
+        rows = [[*row, "" if i % every else moved if i else "moved_share"] for i, row in enumerate(rows)]
     write_csv(directory / "steps.csv", [[c for i, c in enumerate(row) if i != hidden] for row in rows])
     if config.quantization:
         width = len(SATURATION_HEADER) + (len(SAMPLED_HEADER) if dial.schema > 1 else 0)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from pangu_hif8.config import load_profile, profile_names
 from pangu_hif8.doctor import Needs, Source, can_start, doctor, task_sources
 from pangu_hif8.doctor_facts import GIB, Finding, Gpu
-from pangu_hif8.licences import LICENCES, TASK_DATASETS
+from pangu_hif8.doctor_needs import profile_needs
+from pangu_hif8.licences import LICENCES, TASK_DATASETS, licence_of
 
 MODEL = Source("FreedomIntelligence/openPangu-Embedded-1B", "model")
 DEAD = "the hub is not reachable"
@@ -180,6 +182,38 @@ def test_terms_are_told_and_unknown_ones_too() -> None:
     assert "no use within the European Union" in lines()
     unknown = replace(NEEDS, sources=(Source("someone/else", "dataset"),))
     assert "someone/else: not known here; read its page" in lines(unknown)
+
+
+@pytest.mark.parametrize("folder", ["/data/HuggingFaceFW/fineweb", "hub/HuggingFaceFW/fineweb/"])
+def test_a_local_copys_terms_are_those_of_its_set(folder: str) -> None:
+    local = replace(NEEDS, sources=(Source(folder, "dataset", Path(folder)),))
+    assert f"{folder}: ODC-By 1.0 and the Common Crawl terms" in " ".join(lines(local).split())
+    assert licence_of("/data/copies/fineweb") is None
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_model_and_set_of_a_profile_has_a_licence_that_is_shown(name: str) -> None:
+    needs = profile_needs(load_profile(name))
+    shown = lines(needs)
+    used = [*needs.wheels, *(source.name for source in needs.sources), *needs.wheel_sets]
+    assert all(f"licence:   {one}: " in shown for one in used)
+    assert "not known here" not in shown
+
+
+def test_what_the_profiles_use() -> None:
+    """By hand, against a set that is used and not asked about."""
+    assert profile_needs(load_profile("laptop")).wheel_sets == (
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "Wikipedia lead summaries",
+        "allenai/qasper",
+        "cais/mmlu",
+        "Rowan/hellaswag",
+        "allenai/ai2_arc",
+    )
+    assert len(profile_needs(load_profile("paper")).sources) == 8
+    assert profile_needs(load_profile("paper")).wheel_sets == ()
+    smoke = profile_needs(load_profile("smoke"))
+    assert (smoke.wheels, smoke.sources, smoke.wheel_sets) == ((), (), ())
 
 
 def test_every_benchmark_has_a_licence_and_is_asked_for_once() -> None:

@@ -81,6 +81,7 @@ def test_the_papers_model_in_its_true_size() -> None:
         model = llama(OPENPANGU_1B)
         state = prepare_qat(model, QuantConfig(amax_compute_algo="max_window"), 3, 2)
     assert sum(p.numel() for p in model.parameters()) == OPENPANGU_1B.num_parameters == 1_155_912_192
+    assert all(p.is_meta for p in model.parameters())  # no memory is used
     converted = converted_linears(model)
     assert len(converted) == OPENPANGU_1B.num_quantized_linears == 63
     weights = [model.get_submodule(name).weight.numel() for name in converted]
