@@ -22,8 +22,8 @@ def _labels() -> list[Variant]:
     """A1: labels shifted twice, at both learning rates, unquantized."""
     changes = {"label_shift": 2}
     return [
-        Variant("A1-E1", "labels shifted twice, lr 1e-4", "E1", "E1", changes),
-        Variant("A1-E6", "labels shifted twice, lr 1e-5", "E6", "E6", changes),
+        Variant("A1-E1", "labels shifted twice", "E1", "E1", changes),
+        Variant("A1-E6", "labels shifted twice", "E6", "E6", changes),
     ]
 
 
@@ -32,10 +32,10 @@ def _weights() -> list[Variant]:
     watched: dict[str, Any] = {"record_moved_share": True}
     rounded = watched | {"weight_dtype": "bfloat16"}
     return [
-        Variant("A2-E1-float32", "float32 weights, lr 1e-4", "E1", "E1", watched),
-        Variant("A2-E6-float32", "float32 weights, lr 1e-5", "E6", "E6", watched),
-        Variant("A2-E1-bfloat16", "bfloat16 weights, lr 1e-4", "E1", "E1", rounded),
-        Variant("A2-E6-bfloat16", "bfloat16 weights, lr 1e-5", "E6", "E6", rounded),
+        Variant("A2-E1-float32", "float32 weights", "E1", "E1", watched),
+        Variant("A2-E6-float32", "float32 weights", "E6", "E6", watched),
+        Variant("A2-E1-bfloat16", "bfloat16 weights", "E1", "E1", rounded),
+        Variant("A2-E6-bfloat16", "bfloat16 weights", "E6", "E6", rounded),
     ]
 
 
@@ -43,8 +43,8 @@ def _taper() -> list[Variant]:
     """A3: most-recent without clipping; the format's own taper above the target."""
     changes = {"overflow": "taper"}
     return [
-        Variant("A3-E2-taper", "most-recent, no clipping, lr 1e-4", "E2", "E1", changes),
-        Variant("A3-E7-taper", "most-recent, no clipping, lr 1e-5", "E7", "E6", changes),
+        Variant("A3-E2-taper", "most-recent, no clipping", "E2", "E1", changes),
+        Variant("A3-E7-taper", "most-recent, no clipping", "E7", "E6", changes),
     ]
 
 
@@ -78,6 +78,6 @@ def _gradients() -> list[Variant]:
     """A6: the incoming gradient quantized too."""
     changes: dict[str, Any] = {"gradients": {}}
     return [
-        Variant("A6-E5-gradients", "max-window, gradients quantized, lr 1e-4", "E5", "E1", changes),
+        Variant("A6-E5-gradients", "max-window, gradients quantized", "E5", "E1", changes),
         Variant("A6-E8-gradients", "max-window + warm-up, gradients quantized", "E8", "E6", changes),
     ]

@@ -14,7 +14,7 @@ from pangu_hif8.plan_workload import shape_of
 from pangu_hif8.variants import Variant, checked
 
 LR_DECAYS = (0.95, 0.85, 0.7)
-SPREADS = (1.0, 0.5, 0.25, 0.1)
+SPREADS = (0.1, 0.001, 0.00001)  # of the median tensor: of all magnitudes, as models differ by such
 NUM_BLOCKS = (0, 5, 10)
 WINDOWS = (1, 4, 16, 64, 256)
 TARGETS = (8.0, 15.0, 56.0, 224.0)
@@ -38,7 +38,7 @@ def beyond_variants(profile: Profile, ranking: Sequence[int] = ()) -> tuple[Vari
 
 def _layerwise() -> list[Variant]:
     """F1: the learning rate falls from the last block to the first."""
-    rows = [(f"F1-E5-{decay:g}", f"max-window, rate x {decay:g} a block", decay) for decay in LR_DECAYS]
+    rows = [(f"F1-E5-{decay:g}", f"rate x {decay:g} a block", decay) for decay in LR_DECAYS]
     return [Variant(name, title, "E5", "E1", {"lr_decay_per_block": decay}) for name, title, decay in rows]
 
 
@@ -49,7 +49,7 @@ def _adaptive(profile: Profile) -> list[Variant]:
     for spread in SPREADS:
         changes: dict[str, Any] = {"adaptive_warmup_spread": spread, "bf16_warmup_steps": latest}
         found.append(
-            Variant(f"F2-E8-{spread:g}", f"until the spread is under {spread:g}", "E8", "E6", changes)
+            Variant(f"F2-E8-{spread:g}", f"adaptive warm-up, spread {spread:g}", "E8", "E6", changes)
         )
     return found
 
@@ -64,12 +64,11 @@ def _blocks(profile: Profile, ranking: Sequence[int]) -> list[Variant]:
         choices = {"first": list(range(number)), "last": list(range(total - number, total))}
         if ranking:
             choices["sensitive"] = sorted(ranking[:number])
-        found += [
-            Variant(
-                f"F3-E8-{number}-{which}", f"{number} blocks kept: {which}", "E8", "E6", {"hp_blocks": blocks}
+        for which, kept in choices.items():
+            title = f"the {number} most sensitive" if which == "sensitive" else f"the {which} {number}"
+            found.append(
+                Variant(f"F3-E8-{number}-{which}", f"{title} blocks kept", "E8", "E6", {"hp_blocks": kept})
             )
-            for which, blocks in choices.items()
-        ]
     return found
 
 
@@ -81,9 +80,12 @@ def num_blocks(profile: Profile) -> int:
 def _windows(profile: Profile) -> list[Variant]:
     """The window's length; one longer than the run would be the whole run, as the longest below is."""
     lengths = [w for w in WINDOWS if w != profile.train.amax_history_len and w <= 2 * profile.train.steps]
-    return [
-        Variant(f"W-E8-{w}", f"window of {w} steps", "E8", "E6", {"amax_history_len": w}) for w in lengths
-    ]
+    return [Variant(f"W-E8-{w}", window_title(w), "E8", "E6", {"amax_history_len": w}) for w in lengths]
+
+
+def window_title(length: int) -> str:
+    """A window for people."""
+    return "window of 1 step" if length == 1 else f"window of {length} steps"
 
 
 def _targets(profile: Profile) -> list[Variant]:

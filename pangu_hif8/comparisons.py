@@ -53,6 +53,7 @@ __all__ = [
     "Accuracy",
     "accuracy_by_seed",
     "accuracy_interval",
+    "ape_by_seed",
     "ape_interval",
     "ape_table",
     "bounded",
@@ -157,10 +158,13 @@ def accuracy_by_seed(results: ProfileResults, experiment: str, task: str) -> lis
     return [100 * float(_of_tasks(run.items, [task])["correct"].mean()) for run in results.of(experiment)]
 
 
-def compare_answer_nll(results: ProfileResults, experiment: str, baseline: str) -> Interval:
+def compare_answer_nll(
+    results: ProfileResults, experiment: str, baseline: str, tasks: list[str] | None = None
+) -> Interval:
     """Difference in the true answers' negative log-likelihood, nats per item; above 0 is worse."""
     pairs = _pairs(results, experiment, baseline)
-    return _difference(_values(pairs, lambda run: run.items["nll_correct"]), paired_loss_difference)
+    values = _values(pairs, lambda run: _of_tasks(run.items, tasks)["nll_correct"])
+    return _difference(values, paired_loss_difference)
 
 
 def compare_heldout(results: ProfileResults, experiment: str, baseline: str, domain: str) -> Interval:
@@ -190,7 +194,7 @@ def loss_pairs(results: ProfileResults) -> list[tuple[str, str]]:
     return found
 
 
-def _ape_by_seed(
+def ape_by_seed(
     results: ProfileResults, experiment: str, baseline: str
 ) -> tuple[pd.DataFrame, NDArray[np.float64]]:
     """The steps that all took, and their APE in percent, [num_seeds, num_steps]."""
@@ -204,7 +208,7 @@ def _ape_by_seed(
 
 def ape_table(results: ProfileResults, experiment: str, baseline: str) -> pd.DataFrame:
     """Columns step, ape_pct (mean over seeds), ape_min, ape_max, quantized."""
-    steps, series = _ape_by_seed(results, experiment, baseline)
+    steps, series = ape_by_seed(results, experiment, baseline)
     return pd.DataFrame(
         {
             "step": steps["step"],
@@ -216,10 +220,20 @@ def ape_table(results: ProfileResults, experiment: str, baseline: str) -> pd.Dat
     )
 
 
-def ape_interval(results: ProfileResults, experiment: str, baseline: str, quantized: bool) -> Interval:
-    """Mean APE in percent over all steps, or over the quantized ones; interval over steps and seeds."""
-    steps, series = _ape_by_seed(results, experiment, baseline)
-    chosen = series[:, steps["quantized"].to_numpy().astype(bool) | (not quantized)]
+def ape_interval(
+    results: ProfileResults, experiment: str, baseline: str, quantized: bool, from_step: int = 1
+) -> Interval:
+    """Mean APE in percent over all steps, or over the quantized ones; interval over steps and seeds.
+
+    `from_step` leaves out the steps before it, so that runs that switch at different steps can be compared.
+    Raises UserError when nothing is left.
+    """
+    steps, series = ape_by_seed(results, experiment, baseline)
+    late = steps["step"].to_numpy() >= from_step
+    wanted = late & (steps["quantized"].to_numpy().astype(bool) | (not quantized))
+    if not wanted.any():
+        raise UserError(f"{experiment} and {baseline} have no such step from {from_step} on")
+    chosen = series[:, wanted]
     return with_seeds(mean_interval(chosen.mean(axis=0)), chosen.mean(axis=1))
 
 

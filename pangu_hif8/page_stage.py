@@ -34,15 +34,31 @@ NOTEBOOK_OF = {"audit": "10_audit", "beyond": "11_beyond"}
 
 
 def variants_of(page: str, profile: str) -> tuple[Variant, ...]:
-    """The variants of a page at a profile. Raises UserError for an unknown profile."""
+    """The variants of a page at a profile; those of the sweeps as far as the sensitivity is measured.
+
+    Raises UserError for an unknown profile.
+    """
     settings = load_profile(profile)
     if page == "audit":
         from pangu_hif8.audit_variants import audit_variants
 
         return audit_variants(settings)
     from pangu_hif8.beyond_variants import beyond_variants
+    from pangu_hif8.sensitivity import ranking
 
-    return beyond_variants(settings)
+    return beyond_variants(settings, ranking(profile))
+
+
+def to_measure(page: str, profile: str) -> str | None:
+    """Which measurement that is no run a page lacks, or None."""
+    if page == "audit":
+        from pangu_hif8.dose_files import dose_fault
+
+        fault = dose_fault(profile)
+        return f"dose response: {fault}" if fault else None
+    from pangu_hif8.sensitivity import read_sensitivity
+
+    return "sensitivity of the blocks: not measured" if read_sensitivity(profile) is None else None
 
 
 def stage_page(
@@ -62,7 +78,9 @@ def stage_page(
             return target
         started, source = time.monotonic(), NOTEBOOKS_DIR / f"{NOTEBOOK_OF[page]}.ipynb"
         say(f"{page}: running {source.name} ({reason})")
-        _use_all_processes(todo, profile)
+        if todo or to_measure(page, profile):
+            prepare_aloud(profile)  # the kernel is kept off the network
+        _use_all_processes(todo)
         words = " ".join(map(str, seeds))
         parameters: dict[str, str | bool] = {"profile": profile, "seeds": words, "fresh": fresh}
         execute_notebook(source, directory, parameters, page, timeout_s)
@@ -75,13 +93,13 @@ def stage_page(
 def _reason(page: str, profile: str, seeds: list[int], todo: list[Wanted]) -> str | None:
     if todo:
         return f"{len(todo)} runs to make, {todo[0].label} first"
-    return stale_reason(page_dir(profile, page) / "page.stamp", _inputs(page, profile, seeds))
+    stamp = page_dir(profile, page) / "page.stamp"
+    return to_measure(page, profile) or stale_reason(stamp, _inputs(page, profile, seeds))
 
 
-def _use_all_processes(todo: list[Wanted], profile: str) -> None:
+def _use_all_processes(todo: list[Wanted]) -> None:
     """With several GPUs each run takes them all, before the notebook looks at it."""
-    if num_processes() > 1 and todo:
-        prepare_aloud(profile)
+    if num_processes() > 1:
         for run in todo:
             use_all_processes(run.config, run.label, run.changes)
 

@@ -7,6 +7,7 @@ itself as a PNG in a notebook. Saving is deterministic: no date, a fixed salt fo
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +19,11 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from pangu_hif8.experiments import EXPERIMENTS
 from pangu_hif8.files import atomic_path
+from pangu_hif8.metrics import Interval
 
 WIDTH_IN = 5.5
 DPI = 150
@@ -34,6 +37,8 @@ COLOR_OF = {
     "max_window": _COLORS[0],
 }
 GRADIENT_COLOR = _COLORS[3]
+SEED_ROW = 0.27  # how far under its row a seed's own value stands
+COLORS_IN_PNG = 256  # of an adaptive palette: a third of the size, and no difference to the eye
 NAME_OF = {
     None: "BF16",
     "most_recent": "most-recent",
@@ -42,6 +47,7 @@ NAME_OF = {
     "max_window": "max-window",
 }
 MARKERS = {"E0": "D", "E1": "o", "E2": "o", "E3": "o", "E4": "o", "E5": "o", "E6": "s", "E7": "s", "E8": "s"}
+NEEDLESS_DIGITS = re.compile(r"(?<![\w.])([1-9]\d*\.\d\d)\d+")  # of an SVG: points, from the third decimal on
 RC: dict[Any, Any] = {
     "font.size": FONT_PT,
     "axes.titlesize": FONT_PT + 1,
@@ -80,21 +86,34 @@ def new_figure(rows: int = 1, columns: int = 1, height_in: float = 3.2, **shared
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """The figure as PNG."""
-    buffer = io.BytesIO()
+    """The figure as PNG with a palette, so that pages and notebooks stay small."""
+    drawn, packed = io.BytesIO(), io.BytesIO()
     with style():
-        figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    return buffer.getvalue()
+        figure.savefig(drawn, format="png", dpi=DPI, metadata={"Software": None})
+    with Image.open(drawn) as picture:
+        small = picture.convert("RGB").quantize(
+            COLORS_IN_PNG, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE
+        )
+    small.save(packed, "PNG", optimize=True, dpi=(DPI, DPI))
+    return packed.getvalue()
+
+
+def save_png(figure: Figure, directory: Path, name: str) -> Path:
+    """Write name.png."""
+    path = directory / f"{name}.png"
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(png_bytes(figure))
+    return path
 
 
 def save_figure(figure: Figure, directory: Path, name: str) -> tuple[Path, Path]:
     """Write name.png and name.svg; equal figures give equal bytes on one machine."""
-    png, svg = directory / f"{name}.png", directory / f"{name}.svg"
-    with atomic_path(png) as temporary:
-        temporary.write_bytes(png_bytes(figure))
+    png, svg = save_png(figure, directory, name), directory / f"{name}.svg"
     figure.set_layout_engine("none")  # laid out once; the SVG takes the same places
     with atomic_path(svg) as temporary, style():
         figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})
+        drawn = temporary.read_text(encoding="utf-8")
+        temporary.write_text(NEEDLESS_DIGITS.sub(r"\1", drawn), encoding="utf-8")
     return png, svg
 
 
@@ -128,10 +147,13 @@ def legend_below(figure: Figure, axes: Axes | Iterable[Axes], columns: int = 3) 
     )
 
 
-def dots_with_intervals(axes: Axes, names: list[str], points: list[tuple[float, float, float]]) -> None:
-    """Horizontal dot plot: one row a name, value with its interval, the first on top."""
-    for row, (name, (value, low, high)) in enumerate(zip(names, points, strict=True)):
+def dots_with_intervals(axes: Axes, names: list[str], found: list[Interval]) -> None:
+    """Horizontal dot plot: one row a name, value with its interval, the first on top; a tick a seed."""
+    for row, (name, interval) in enumerate(zip(names, found, strict=True)):
+        value, low, high = interval.value, interval.low, interval.high
         ends = [[max(value - low, 0)], [max(high - value, 0)]] if np.isfinite([low, high]).all() else None
         axes.errorbar(value, row, xerr=ends, fmt=MARKERS[name], color=color(name), capsize=2.5, ms=5, lw=1.3)
+        seeds: dict[str, Any] = {"color": "black", "ms": 5, "mew": 0.8, "zorder": 4}
+        axes.plot(interval.by_seed, [row + SEED_ROW] * len(interval.by_seed), "|", **seeds)
     axes.set_yticks(range(len(names)), [label(name) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)

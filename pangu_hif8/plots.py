@@ -1,4 +1,4 @@
-"""The report's figures: outcomes here, scales in plots_scaling.py, one run's own in plots_run.py.
+"""The report's figures: curves here, dot plots in plots_outcome.py, scales in plots_scaling.py.
 
 Each function takes the usable results and returns a Figure, or None when its runs are not there: an empty
 panel is never drawn. `FIGURES` names them all, in the report's order.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -16,24 +15,27 @@ from matplotlib.figure import Figure
 
 from pangu_hif8 import captions, paper
 from pangu_hif8.comparisons import (
-    accuracy_interval,
     ape_table,
-    compare_accuracy,
-    compare_heldout,
     loss_pairs,
-    quantized_pairs,
     taken_steps,
 )
 from pangu_hif8.experiments import EXPERIMENTS
 from pangu_hif8.plot_style import (
     color,
-    dots_with_intervals,
     label,
     legend_below,
     new_figure,
     rate_text,
     save_figure,
+    save_png,
     style,
+)
+from pangu_hif8.plots_outcome import (
+    plot_answer_nll,
+    plot_benchmarks,
+    plot_drops,
+    plot_heldout,
+    plot_late_ape,
 )
 from pangu_hif8.plots_run import plot_run_loss, plot_run_saturation
 from pangu_hif8.plots_sampled import plot_sampled_sqnr
@@ -45,17 +47,8 @@ from pangu_hif8.plots_scaling import (
     plot_scale_jitter,
 )
 from pangu_hif8.results import ProfileResults
-from pangu_hif8.run_checks import DOMAINS
 
-__all__ = ["FIGURES", "FigureSpec", "plot_run_loss", "plot_run_saturation", "save_figure"]
-TASK_TEXT = {
-    "mmlu": "MMLU",
-    "mmlu_continuation": "MMLU (continuation)",
-    "hellaswag": "HellaSwag",
-    "arc_easy": "ARC-Easy",
-    "arc_challenge": "ARC-Challenge",
-}
-DOMAIN_TITLE = {"same_domain": "Same text as training", "second_domain": "Second domain"}
+__all__ = ["FIGURES", "FigureSpec", "plot_run_loss", "plot_run_saturation", "save_figure", "save_png"]
 
 
 def rate_groups(results: ProfileResults) -> list[tuple[float, list[str]]]:
@@ -132,85 +125,6 @@ def _ape_line(axes: Axes, name: str, table: pd.DataFrame) -> None:
         axes.axhline(mean, color=color(name), lw=1.6, label=f"{label(name)}\nmean {mean:.3f}%")
 
 
-def plot_benchmarks(results: ProfileResults) -> Figure | None:
-    """Accuracy of every experiment on every benchmark, with 95% intervals."""
-    names = results.experiments()
-    if not names:
-        return None
-    tasks = [task.name for task in results.settings.evaluation.tasks]
-    with style():
-        figure, axes = _task_panels(len(tasks), len(names))
-        for panel, task in zip(axes.flat, tasks, strict=False):
-            found = [accuracy_interval(results, name, task) for name in names]
-            dots_with_intervals(panel, names, [(i.value, i.low, i.high) for i in found])
-            panel.set(title=TASK_TEXT.get(task, task), xlabel="accuracy (%)")
-        _hide_rest(axes, len(tasks))
-        figure.suptitle("Benchmark accuracy, with 95% intervals")
-    return figure
-
-
-def _task_panels(num: int, num_rows: int) -> tuple[Figure, Any]:
-    columns = min(num, 2)
-    rows = -(-num // columns)
-    return new_figure(rows, columns, rows * (0.21 * num_rows + 0.75) + 0.4, sharey=True)
-
-
-def _hide_rest(axes: Any, used: int) -> None:
-    for panel in list(axes.flat)[used:]:
-        panel.set_visible(False)
-
-
-def plot_drops(results: ProfileResults) -> Figure | None:
-    """Accuracy drop relative to the matched baseline, ours with 95% intervals and the paper's beside it."""
-    pairs = quantized_pairs(results)
-    if not pairs:
-        return None
-    tasks = [task.name for task in results.settings.evaluation.tasks]
-    with style():
-        figure, axes = _task_panels(len(tasks), len(pairs) + 1)
-        for panel, task in zip(axes.flat, tasks, strict=False):
-            _drop_panel(panel, results, pairs, task)
-            panel.set(title=TASK_TEXT.get(task, task), xlabel="relative drop (%)")
-        _hide_rest(axes, len(tasks))
-        legend_below(figure, axes.flat[0])
-        figure.suptitle("Accuracy drop against the matched baseline, 95% intervals (right is worse)")
-    return figure
-
-
-def _drop_panel(axes: Axes, results: ProfileResults, pairs: list[tuple[str, str]], task: str) -> None:
-    points = []
-    for name, baseline in pairs:
-        found = compare_accuracy(results, name, baseline, [task])
-        scale = 100 / found.baseline if found.baseline > 0 else float("nan")
-        d = found.difference
-        points.append((-d.value * scale, -d.high * scale, -d.low * scale))
-    dots_with_intervals(axes, [name for name, _ in pairs], points)
-    published = [(row, paper.drop_pct(*pair, task)) for row, pair in enumerate(pairs)]
-    shown = [(row + 0.28, value) for row, value in published if value is not None]
-    axes.plot([], [], "o-", color="0.4", label="here")
-    if shown:
-        rows, values = zip(*shown, strict=True)
-        look: dict[str, Any] = {"marker": "^", "s": 28, "facecolor": "white", "edgecolor": "black"}
-        axes.scatter(values, rows, zorder=3, label="the paper's", **look)
-    axes.axvline(0, color="0.3", lw=0.8)
-
-
-def plot_heldout(results: ProfileResults) -> Figure | None:
-    """Held-out loss of every trained run minus the untouched checkpoint's, on both domains."""
-    names = [name for name in results.experiments() if name != "E0" and results.pairs(name, "E0")]
-    if not names:
-        return None
-    with style():
-        figure, axes = new_figure(1, 2, 0.24 * len(names) + 1.4, sharey=True)
-        for panel, domain in zip(axes[0], DOMAINS, strict=True):
-            found = [compare_heldout(results, name, "E0", domain) for name in names]
-            dots_with_intervals(panel, names, [(i.value, i.low, i.high) for i in found])
-            panel.axvline(0, color="0.3", lw=0.8)
-            panel.set(title=DOMAIN_TITLE[domain], xlabel="loss minus E0's (nats)")
-        figure.suptitle("Held-out loss against the untouched checkpoint (right is worse)")
-    return figure
-
-
 @dataclass(frozen=True)
 class FigureSpec:
     """A figure of the report: its file name, what it shows, and the sentence computed for it."""
@@ -223,6 +137,7 @@ class FigureSpec:
 FIGURES = [
     FigureSpec("training_loss", plot_training_loss, captions.training_loss),
     FigureSpec("ape", plot_ape, captions.ape),
+    FigureSpec("late_ape", plot_late_ape, captions.late_ape),
     FigureSpec("saturation_over_steps", plot_saturation_over_steps, captions.saturation_over_steps),
     FigureSpec("saturation_by_layer", plot_saturation_by_layer, captions.saturation_by_layer),
     FigureSpec("saturation_by_block", plot_saturation_by_block, captions.saturation_by_block),
@@ -231,5 +146,6 @@ FIGURES = [
     FigureSpec("sampled_sqnr", plot_sampled_sqnr, captions.sampled_sqnr),
     FigureSpec("benchmarks", plot_benchmarks, captions.benchmarks),
     FigureSpec("drops", plot_drops, captions.drops),
+    FigureSpec("answer_nll", plot_answer_nll, captions.answer_nll),
     FigureSpec("heldout", plot_heldout, captions.heldout),
 ]

@@ -28,6 +28,9 @@ from pangu_hif8.run_files import IDENTITY, RunResult, read_run
 
 Key = tuple[str, int]
 SEED_DIR = re.compile(r"seed(0|[1-9]\d*)")
+CUSTOM_DIR = re.compile(r"E\d-custom-[0-9a-f]+")
+NOT_HERE = "not part of this report"
+PAGES = ("report", "audit", "beyond")  # made from the runs
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,10 @@ class ProfileResults:
     def experiments(self) -> list[str]:
         """Experiments that have at least one usable run, in the registry's order."""
         return [name for name in EXPERIMENTS if self.of(name)]
+
+    def seeds(self) -> list[int]:
+        """Seeds of the trained runs."""
+        return sorted({seed for name, seed in self.runs if name != "E0"})
 
     def pairs(self, experiment: str, baseline: str) -> list[tuple[RunResult, RunResult]]:
         """Runs of both at the same seed; E0 has one run, which pairs with every seed."""
@@ -172,9 +179,14 @@ def _read(profile: str, experiment: str, seed: int) -> RunResult:
 
 
 def _foreign(base: Path) -> list[str]:
-    """Directories that are not part of the eight experiments, such as runs with changed parameters."""
-    names = sorted(p.name for p in base.iterdir() if p.is_dir() and p.name not in {*EXPERIMENTS, "report"})
-    return [f"not part of this report: {', '.join(names)}"] if names else []
+    """Directories of nobody here. Runs with changed settings are counted: pages of their own show them."""
+    names = sorted(p.name for p in base.iterdir() if p.is_dir() and p.name not in {*EXPERIMENTS, *PAGES})
+    changed = [name for name in names if CUSTOM_DIR.fullmatch(name)]
+    others = [name for name in names if name not in changed]
+    if changed:
+        num = "1 run" if len(changed) == 1 else f"{len(changed)} runs"
+        others.append(f"{num} with changed settings")
+    return [f"{NOT_HERE}: {', '.join(others)}"] if others else []
 
 
 def _drop(runs: dict[Key, RunResult], missing: list[Missing], keys: list[Key], reason: str) -> None:

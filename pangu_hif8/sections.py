@@ -21,6 +21,7 @@ from pangu_hif8.files import write_json, write_text
 from pangu_hif8.paths import results_dir
 from pangu_hif8.plot_style import save_figure
 from pangu_hif8.results import ProfileResults
+from pangu_hif8.run_files import RunResult
 from pangu_hif8.tables import to_markdown
 
 SCHEMA_VERSION = 1
@@ -31,8 +32,8 @@ class Section:
     """One question with its answer.
 
     `says`, `does`: what the paper's text says and what its published code does (empty where that is no
-    matter). `measured` is computed; each number in it is among `numbers`. `missing`: why nothing was
-    measured.
+    matter). `measured` is computed; each number in it is among `numbers`. `finding` is its short form for a
+    table of several sections. `missing`: why nothing was measured.
     """
 
     id: str
@@ -44,6 +45,12 @@ class Section:
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
     figure: Figure | None = None
     missing: str = ""
+    finding: str = ""
+
+    @property
+    def short(self) -> str:
+        """What was found, or why nothing was, in a table's cell."""
+        return f"not measured: {self.missing}" if self.missing else self.finding or self.measured
 
 
 Builder = Callable[[ProfileResults], Section]
@@ -59,6 +66,7 @@ class Page:
     sections: dict[str, Section]
     pictures: dict[str, Path | None]
     missing: list[str]
+    notices: list[str] = field(default_factory=list)
 
     def text(self, name: str) -> str:
         """A section's words and table as Markdown. Raises UserError for an unknown name."""
@@ -68,8 +76,8 @@ class Page:
         parts = [("The text", section.says), ("The published code", section.does)]
         words = [f"**{who}:** {what}" for who, what in parts if what]
         words += [f"**Measured:** {section.measured}"]
-        shown = "" if section.table.empty else to_markdown(section.table.dropna(axis="columns", how="all"))
-        return "\n\n".join([*words, shown])
+        table = with_intervals(section.table.dropna(axis="columns", how="all"))
+        return "\n\n".join([*words, "" if table.empty else to_markdown(table)])
 
     def show(self, name: str) -> None:
         """Display a section in a notebook: words, picture, table."""
@@ -82,17 +90,11 @@ class Page:
 
     @property
     def overview(self) -> str:
-        """One row a section, and what is missing, as Markdown."""
-        rows = [
-            {
-                "": s.id,
-                "question": s.title,
-                "measured": f"not measured: {s.missing}" if s.missing else s.measured,
-            }
-            for s in self.sections.values()
-        ]
-        notes = "".join(f"\n- missing: {text}" for text in self.missing)
-        return to_markdown(pd.DataFrame(rows)) + notes
+        """One row a section, what is missing, and notices, as Markdown."""
+        rows = [{"": s.id, "question": s.title, "found": s.short} for s in self.sections.values()]
+        notes = [f"\n- missing: {text}" for text in self.missing]
+        notes += [f"\n- note: {text}" for text in self.notices]
+        return to_markdown(pd.DataFrame(rows)) + "".join(notes)
 
     def _section(self, name: str) -> Section:
         if name not in self.sections:
@@ -116,7 +118,7 @@ def write_page(name: str, results: ProfileResults, builders: Iterable[Builder]) 
     write_json(directory / "summary.json", _summary(name, results, sections, missing))
     _remove_old(directory / "figures", {i for i, picture in pictures.items() if picture})
     _remove_old(directory / "tables", {s.id for s in sections.values() if not s.table.empty})
-    return Page(name, results.profile, directory, sections, pictures, missing)
+    return Page(name, results.profile, directory, sections, pictures, missing, results.notices)
 
 
 def _save_picture(section: Section, directory: Path) -> Path | None:
@@ -145,8 +147,41 @@ def _summary(
         "inputs": results.input_hashes(),
         "missing": missing,
         "notices": results.notices,
+        "run_seconds": {run.name: _seconds(run) for _, run in sorted(results.runs.items())},
         "sections": [
-            {"id": s.id, "title": s.title, "measured": s.measured, "missing": s.missing, "numbers": s.numbers}
+            {
+                "id": s.id,
+                "title": s.title,
+                "measured": s.measured,
+                "finding": s.finding,
+                "missing": s.missing,
+                "numbers": s.numbers,
+            }
             for s in sections.values()
         ],
     }
+
+
+def _seconds(run: RunResult) -> float | None:
+    """How long a run took, training and evaluation; None where it does not say."""
+    known = [run.timing[name] for name in ("train_seconds", "eval_seconds") if name in run.timing]
+    return round(sum(known), 1) if known else None
+
+
+def with_intervals(table: pd.DataFrame) -> pd.DataFrame:
+    """The table for people: columns x, x_low, x_high become one, "x [low, high]"."""
+    names = [str(name) for name in table.columns]
+    joined = [name for name in names if {f"{name}_low", f"{name}_high"} <= set(names)]
+    ends = {f"{name}{end}" for name in joined for end in ("_low", "_high")}
+    shown = {name: _joined(table, name) if name in joined else table[name] for name in names}
+    return pd.DataFrame({name: column for name, column in shown.items() if name not in ends})
+
+
+def _joined(table: pd.DataFrame, name: str) -> pd.Series:
+    digits = 4 if name.endswith("_nats") else 2
+    rows = table[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
+    cells = [
+        f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]" if value == value else ""
+        for value, low, high in rows
+    ]
+    return pd.Series(cells, index=table.index)

@@ -21,6 +21,7 @@ from pangu_hif8.freshness import PACKAGE, exclusive, output_digest, source_diges
 from pangu_hif8.paths import NOTEBOOKS_DIR, cache_dir, report_dir, results_dir
 from pangu_hif8.prepare import Prepared, prepare
 from pangu_hif8.processes import use_all_processes
+from pangu_hif8.report_folders import PREFIX, beside_dir, check_beside
 from pangu_hif8.run import directory_of, resolve_run, stale_stages
 from pangu_hif8.terminal import Forwarder
 from pangu_hif8.wall_time import duration
@@ -85,27 +86,37 @@ def run_reason(config: RunConfig, prepared: Prepared) -> str | None:
     return stale_reason(directory_of(config) / "notebook.stamp", notebook_inputs(config))
 
 
-def report_inputs(profile: str) -> dict[str, str]:
+def report_inputs(profile: str, beside: str = "") -> dict[str, str]:
     """What decides the report: every run's files, the registry's settings, the code and figures it uses."""
-    source, root = NOTEBOOKS_DIR / f"{REPORT_NOTEBOOK}.ipynb", results_dir() / profile
-    runs = [p for name in RUN_FILES for p in root.glob(f"E*/seed*/{name}") if p.name != "step_times.csv"]
+    source = NOTEBOOKS_DIR / f"{REPORT_NOTEBOOK}.ipynb"
+    profiles = [name for name in (profile, beside) if name]
     return {
         "notebook": sha256_file(source) if source.exists() else "missing",
-        "results": tree_digest(root, runs),
-        "profile": digest(load_profile(profile).model_dump()),
-        "code": source_digest("report", "notebook"),
+        "results": digest([_runs_digest(name) for name in profiles]),
+        "profile": digest([load_profile(name).model_dump() for name in profiles]),
+        "code": source_digest("report_beside", "notebook"),
         "published figures": tree_digest(PACKAGE, (PACKAGE / "published").glob("*")),
         "training and evaluation code": source_digest("train_stage", "evaluate_stage"),
     }
+
+
+def _runs_digest(profile: str) -> str:
+    root = results_dir() / profile
+    runs = [p for name in RUN_FILES for p in root.glob(f"E*/seed*/{name}") if p.name != "step_times.csv"]
+    return tree_digest(root, runs)
 
 
 def tree_digest(base: Path, files: Iterable[Path]) -> str:
     return digest({p.relative_to(base).as_posix(): sha256_file(p) for p in files if p.is_file()})
 
 
-def report_reason(profile: str) -> str | None:
+def report_reason(profile: str, beside: str = "") -> str | None:
     """Why the report has to be written (again), or None."""
-    return stale_reason(report_dir(profile) / "report.stamp", report_inputs(profile))
+    return stale_reason(_report_dir(profile, beside) / "report.stamp", report_inputs(profile, beside))
+
+
+def _report_dir(profile: str, beside: str) -> Path:
+    return beside_dir(profile, beside) if beside else report_dir(profile)
 
 
 def pending(profile: str, experiments: Iterable[str], seeds: Iterable[int]) -> dict[str, str]:
@@ -147,35 +158,47 @@ def stage_run(experiment: str, *, profile: str, seed: int = 0, timeout_s: float 
     return directory / "executed.ipynb"
 
 
-def stage_report(profile: str, *, timeout_s: float | None = None) -> Path:
-    """Write the report of what is in results/, if not up to date; returns the HTML page. Loads no torch."""
-    load_profile(profile)
-    directory = report_dir(profile)
+def stage_report(profile: str, *, beside: str = "", timeout_s: float | None = None) -> Path:
+    """Write the report of what is in results/, if not up to date; returns the HTML page. Loads no torch.
+
+    With `beside`, that of two profiles side by side.
+    """
+    check_report(profile, beside)
+    directory, label = _report_dir(profile, beside), f"report beside {beside}" if beside else "report"
     page = directory / "report.html"
-    with alone(profile, "report", directory):
-        reason = report_reason(profile)
+    with alone(profile, label, directory):
+        reason = report_reason(profile, beside)
         if reason:
-            say(f"report: running {REPORT_NOTEBOOK}.ipynb ({reason})")
-            inputs, started = report_inputs(profile), time.monotonic()
+            say(f"{label}: running {REPORT_NOTEBOOK}.ipynb ({reason})")
+            inputs, started = report_inputs(profile, beside), time.monotonic()
             source = NOTEBOOKS_DIR / f"{REPORT_NOTEBOOK}.ipynb"
-            execute_notebook(source, directory, {"profile": profile}, "report", timeout_s)
+            parameters = {"profile": profile} | ({"beside": beside} if beside else {})
+            execute_notebook(source, directory, parameters, label, timeout_s)
             write_page(directory / "executed.ipynb", page)
             write_stamp(directory / "report.stamp", inputs, outputs_in(directory))
-            say(f"report: done in {duration(time.monotonic() - started)}")
+            say(f"{label}: done in {duration(time.monotonic() - started)}")
         else:
-            say("report: up to date")
+            say(f"{label}: up to date")
     return page
 
 
+def check_report(profile: str, beside: str) -> None:
+    """Raises UserError for an unknown profile, one beside itself, or one beside that has no results."""
+    load_profile(profile)
+    if beside:
+        check_beside(profile, beside)
+
+
 def write_page(executed: Path, page: Path) -> None:
-    from pangu_hif8.report import write_html
+    from pangu_hif8.report_html import write_html
 
     write_html(executed, page)
 
 
 def outputs_in(directory: Path) -> list[Path]:
     skipped = {".stamp", ".lock", ".tmp"}
-    return sorted(p for p in directory.rglob("*") if p.is_file() and not {p.suffix, p.name} & skipped)
+    files = (p for p in directory.rglob("*") if p.is_file() and not {p.suffix, p.name} & skipped)
+    return sorted(p for p in files if not p.relative_to(directory).parts[0].startswith(PREFIX))
 
 
 def execute_notebook(

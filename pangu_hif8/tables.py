@@ -14,11 +14,7 @@ import pandas as pd
 from pangu_hif8 import paper
 from pangu_hif8.claims import Claim
 from pangu_hif8.comparisons import (
-    accuracy_by_seed,
-    accuracy_interval,
     ape_interval,
-    compare_accuracy,
-    compare_heldout,
     expected_share,
     loss_pairs,
     num_steps_left_out,
@@ -29,10 +25,12 @@ from pangu_hif8.comparisons import (
 )
 from pangu_hif8.describe import describe_run
 from pangu_hif8.experiments import EXPERIMENTS
+from pangu_hif8.late_ape import ape_gap, common_start, late_ape, switch_step
 from pangu_hif8.results import ProfileResults
-from pangu_hif8.run_checks import DOMAINS, LAYERS
+from pangu_hif8.run_checks import LAYERS
 from pangu_hif8.run_files import RunResult
 from pangu_hif8.sampled import experiment_kinds, sampled_experiments, sampled_rows
+from pangu_hif8.tables_outcome import benchmark_table, heldout_table, seeds_table
 
 __all__ = [
     "ape_summary",
@@ -44,50 +42,9 @@ __all__ = [
     "runs_table",
     "sampled_table",
     "saturation_table",
+    "seeds_table",
     "to_markdown",
 ]
-
-
-def benchmark_table(results: ProfileResults) -> pd.DataFrame:
-    """One row per experiment and task: accuracy, standard error, spread over seeds, drop, the paper's."""
-    tasks = [task.name for task in results.settings.evaluation.tasks]
-    pairs = dict(quantized_pairs(results))
-    return pd.DataFrame(
-        [_benchmark_row(results, n, t, pairs.get(n)) for n in results.experiments() for t in tasks]
-    )
-
-
-def _benchmark_row(results: ProfileResults, name: str, task: str, baseline: str | None) -> dict[str, Any]:
-    interval, seeds = accuracy_interval(results, name, task), accuracy_by_seed(results, name, task)
-    scores = results.of(name)[0].summary["tasks"][task]
-    row: dict[str, Any] = {
-        "experiment": name,
-        "run": EXPERIMENTS[name].title,
-        "task": task,
-        "metric": scores["metric"],
-        "num_items": scores["num_items"],
-        "num_seeds": len(seeds),
-        "accuracy_pct": interval.value,
-        "stderr_pct": 100 * float(np.mean([r.summary["tasks"][task]["stderr"] for r in results.of(name)])),
-        "seed_std_pct": float(np.std(seeds, ddof=1)) if len(seeds) > 1 else None,
-        "paper_accuracy_pct": paper.accuracy(name, task),
-    }
-    return row | _drop_cells(results, name, task, baseline)
-
-
-def _drop_cells(results: ProfileResults, name: str, task: str, baseline: str | None) -> dict[str, Any]:
-    empty = ("baseline", "drop_pct", "difference_points", "difference_low", "difference_high", "mcnemar_p")
-    cells: dict[str, Any] = dict.fromkeys([*empty, "paper_drop_pct"])
-    if baseline is None:
-        return cells
-    found = compare_accuracy(results, name, baseline, [task])
-    d = found.difference
-    values = (baseline, found.drop_pct, d.value, d.low, d.high, found.mcnemar and found.mcnemar.p_value)
-    return (
-        cells
-        | dict(zip(empty, values, strict=True))
-        | {"paper_drop_pct": paper.drop_pct(name, baseline, task)}
-    )
 
 
 def saturation_table(results: ProfileResults) -> pd.DataFrame:
@@ -140,47 +97,38 @@ def _sampled_row(results: ProfileResults, name: str, kind: str, layer: str) -> d
 
 
 def ape_summary(results: ProfileResults) -> pd.DataFrame:
-    """One row per quantized experiment: APE over all and over the quantized steps, the paper's beside."""
-    rows = []
-    for name, baseline in loss_pairs(results):
-        every = ape_interval(results, name, baseline, quantized=False)
-        after = ape_interval(results, name, baseline, quantized=True)
-        rows.append(
-            {
-                "experiment": name,
-                "baseline": baseline,
-                "num_seeds": len(results.pairs(name, baseline)),
-                "ape_all_pct": every.value,
-                "ape_quantized_pct": after.value,
-                "low_pct": after.low,
-                "high_pct": after.high,
-                "num_steps_left_out": num_steps_left_out(results, name, baseline),
-                "paper_ape_all_pct": paper.ape_pct() if name == "E8" else None,
-                "paper_ape_quantized_pct": paper.ape_pct(True) if name == "E8" else None,
-            }
-        )
-    return pd.DataFrame(rows)
+    """One row per quantized experiment: APE over all steps, over the quantized ones, after every warm-up.
+
+    `low_pct` and `high_pct` belong to the quantized steps, the `late_` columns to the steps from
+    `late_from_step` on, which all quantized runs quantize.
+    """
+    return pd.DataFrame([_ape_row(results, *pair) for pair in loss_pairs(results)])
 
 
-def heldout_table(results: ProfileResults) -> pd.DataFrame:
-    """One row per experiment and domain: held-out loss, difference from E0 and from the matched baseline."""
-    return pd.DataFrame([_heldout_row(results, n, d) for n in results.experiments() for d in DOMAINS])
-
-
-def _heldout_row(results: ProfileResults, name: str, domain: str) -> dict[str, Any]:
-    losses = [run.summary["heldout"][domain]["loss"] for run in results.of(name)]
-    row: dict[str, Any] = {
+def _ape_row(results: ProfileResults, name: str, baseline: str) -> dict[str, Any]:
+    every = ape_interval(results, name, baseline, quantized=False)
+    after, late = ape_interval(results, name, baseline, quantized=True), late_ape(results, name, baseline)
+    gap = ape_gap(results, name)
+    return {
         "experiment": name,
-        "domain": domain,
-        "loss_nats": float(np.mean(losses)),
-        "seed_std_nats": float(np.std(losses, ddof=1)) if len(losses) > 1 else None,
+        "baseline": baseline,
+        "num_seeds": len(results.pairs(name, baseline)),
+        "ape_all_pct": every.value,
+        "quantized_from_step": switch_step(results, name),
+        "ape_quantized_pct": after.value,
+        "low_pct": after.low,
+        "high_pct": after.high,
+        "late_from_step": common_start(results),
+        "ape_late_pct": late and late.value,
+        "late_low_pct": late and late.low,
+        "late_high_pct": late and late.high,
+        "minus_max_window": gap and gap.value,
+        "minus_max_window_low": gap and gap.low,
+        "minus_max_window_high": gap and gap.high,
+        "num_steps_left_out": num_steps_left_out(results, name, baseline),
+        "paper_ape_all_pct": paper.ape_pct() if name == "E8" else None,
+        "paper_ape_quantized_pct": paper.ape_pct(True) if name == "E8" else None,
     }
-    for key, other in (("E0", "E0"), ("baseline", EXPERIMENTS[name].baseline)):
-        usable = other and other != name and results.pairs(name, other)
-        found = compare_heldout(results, name, other, domain) if other and usable else None
-        row[f"minus_{key}"] = found and found.value
-        row[f"minus_{key}_low"], row[f"minus_{key}_high"] = found and found.low, found and found.high
-    return row
 
 
 def claims_table(claims: list[Claim]) -> pd.DataFrame:

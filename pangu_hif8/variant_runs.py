@@ -15,7 +15,7 @@ from typing import Any
 
 from pangu_hif8.experiments import RunConfig
 from pangu_hif8.freshness import source_digest
-from pangu_hif8.results import Missing, ProfileResults, load_profile_results
+from pangu_hif8.results import NOT_HERE, Key, Missing, ProfileResults, load_profile_results
 from pangu_hif8.run import directory_of, resolve_run, run_experiment
 from pangu_hif8.run_checks import Unusable
 from pangu_hif8.run_files import RunResult, read_run
@@ -105,10 +105,12 @@ def _say(text: str) -> None:
 def variant_results(variants: Iterable[Variant], profile: str) -> ProfileResults:
     """The profile's results with the variants' runs among them, under the variants' names.
 
-    A variant's run that is missing, damaged, of other code or not comparable is listed with its reason.
+    A variant's run that is missing, damaged, of other code or not comparable is listed with its reason; so is
+    one of the experiments that they are compared with.
     """
-    results = load_profile_results(profile)
-    runs, missing = dict(results.runs), list(results.missing)
+    variants, results = tuple(variants), load_profile_results(profile)
+    named = {"E0", *experiments_for(variants)}
+    runs, missing = dict(results.runs), [m for m in results.missing if m.experiment in named]
     seeds = sorted({seed for name, seed in runs if name != "E0"} or {0})
     for variant in variants:
         for seed in seeds:
@@ -116,7 +118,33 @@ def variant_results(variants: Iterable[Variant], profile: str) -> ProfileResults
                 runs[variant.id, seed] = _read(variant, profile, seed, results)
             except Unusable as reason:
                 missing.append(Missing(variant.id, seed, str(reason)))
-    return replace(results, runs=runs, missing=missing)
+    notices = [text for text in results.notices if not text.startswith(NOT_HERE)]
+    notices += _of_other_machines(results, runs)
+    return replace(results, runs=runs, missing=missing, notices=notices)
+
+
+def _of_other_machines(results: ProfileResults, runs: dict[Key, RunResult]) -> list[str]:
+    """Which of the variants' runs come from another processor than all that they are compared with."""
+    known = machines(results.runs.values())
+    others: dict[str, list[str]] = {}
+    for key, run in sorted(runs.items()):
+        if key not in results.runs and known and (machine := machine_of(run)) not in (*known, ""):
+            others.setdefault(machine, []).append(key[0])
+    return [
+        f"made on another processor ({machine}) than the experiments ({', '.join(known)}), so that "
+        f"differences from them include the processors': {', '.join(dict.fromkeys(names))}"
+        for machine, names in others.items()
+    ]
+
+
+def machine_of(run: RunResult) -> str:
+    """The processor that a run states, or nothing."""
+    return str(run.timing.get("machine", ""))
+
+
+def machines(runs: Iterable[RunResult]) -> list[str]:
+    """The processors that runs state, each once."""
+    return sorted({machine_of(run) for run in runs} - {""})
 
 
 def _read(variant: Variant, profile: str, seed: int, results: ProfileResults) -> RunResult:
@@ -124,8 +152,10 @@ def _read(variant: Variant, profile: str, seed: int, results: ProfileResults) ->
     if not directory_of(config).is_dir():
         raise Unusable("not run")
     run = read_run(directory_of(config), config)
+    mine = run.identity()
     for other in results.runs.values():
-        differing = [name for name, value in run.identity().items() if value != other.identity()[name]]
+        theirs = other.identity()
+        differing = [name for name, value in mine.items() if value != theirs[name]]
         if differing:
             raise Unusable(f"not comparable with {other.name} ({', '.join(differing)} differ)")
     if not is_current(run):

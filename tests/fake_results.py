@@ -19,7 +19,7 @@ from fake_training import Dial, number, write_csv, write_json, write_training
 from pangu_hif8.experiments import EXPERIMENTS, RunConfig, resolve
 from pangu_hif8.freshness import source_digest
 
-__all__ = ["Dial", "write_run", "write_tree"]
+__all__ = ["Dial", "write_config", "write_run", "write_tree"]
 
 
 def write_tree(
@@ -49,7 +49,12 @@ _STORE = tempfile.TemporaryDirectory(prefix="fake_results_")
 @cache
 def _made(experiment: str, profile: str, seed: int, dial: Dial) -> Path:
     config = resolve(experiment, profile, seed, **dict(dial.overrides))
-    directory = Path(tempfile.mkdtemp(dir=_STORE.name))
+    return write_config(Path(tempfile.mkdtemp(dir=_STORE.name)), config, dial)
+
+
+def write_config(directory: Path, config: RunConfig, dial: Dial) -> Path:
+    """Write the files of a run with these settings."""
+    directory.mkdir(parents=True, exist_ok=True)
     write_training(directory, config, dial)
     _write_evaluation(directory, config, dial)
     return directory

@@ -88,7 +88,7 @@ def imported(path: Path) -> set[str]:
 def distributions(pattern: str, *more: str) -> set[str]:
     files = [path for glob in (pattern, *more) for path in ROOT.glob(glob)]
     assert files
-    own = {path.stem for path in ROOT.glob("*/*.py")} | {"pangu_hif8"}
+    own = {path.stem for path in ROOT.glob("*/*.py")} | {"pangu_hif8", "rehearsal"}
     names = set().union(*map(imported, files)) - own - set(sys.stdlib_module_names)
     known = packages_distributions()
     # IPython comes with ipykernel and is what a notebook runs in.
@@ -130,6 +130,11 @@ def test_git_keeps_results_and_ignores_what_only_the_next_run_needs() -> None:
     assert ignored("results/smoke/E5/seed0/run.json")
     assert ignored("results/laptop/E5-custom-12345678/seed0/run.json")
     assert not ignored("results/laptop/report/report.html")
+    assert not ignored("results/tiny/E5/seed1/saturation.csv")
+    for name in ("E5/seed1/executed.ipynb", "report/executed.ipynb"):  # the page shows it again
+        assert ignored(f"results/tiny/{name}"), name
+    assert ignored("results/laptop/report/beside-tiny/executed.ipynb")
+    assert not ignored("results/laptop/report/beside-tiny/report.html")
 
 
 # ---- the Makefile: bad values end at once, before anything is installed --------------------------------
@@ -160,6 +165,8 @@ def test_make_alone_is_help_and_knows_the_registry_and_the_profiles(clean_env: d
         (("SEEDS=-1",), ("SEEDS must be whole numbers",)),
         (("SEEDS=01",), ("SEEDS must be whole numbers",)),
         (("SEEDS= ",), ("SEEDS is empty",)),
+        (("BESIDE=lapptop",), ('unknown BESIDE "lapptop"', "laptop paper smoke")),
+        (("BESIDE=smoke laptop",), ("unknown BESIDE", "laptop paper smoke")),
         (("TIMEOUT=1h",), ("TIMEOUT must be a whole number",)),
         (("SEED=1",), ("unknown variable SEED", "SEEDS")),
     ],
@@ -180,6 +187,12 @@ def test_runs_are_targets_by_seed_and_experiment(clean_env: dict[str, str]) -> N
     assert stages == ["E0", "E5", "E8", "E5", "E8"]
     assert "stage E8 --seed 3 --profile smoke --timeout 90" in result.stdout
     assert "stage report" in result.stdout.splitlines()[-1]
+
+
+def test_the_report_takes_a_profile_to_stand_beside(clean_env: dict[str, str]) -> None:
+    told = make(clean_env, "-n", "report", "PROFILE=laptop", "BESIDE=smoke").stdout
+    assert "report --profile laptop --beside smoke" in told
+    assert "--beside" not in make(clean_env, "-n", "report", "PROFILE=laptop").stdout
 
 
 # ---- the installer -------------------------------------------------------------------------------------

@@ -42,8 +42,9 @@ BELOW = {
     "linear": {"errors", "quant_config", "quantized_linear", "scaling", "slots"},
 }
 NO_TORCH = (
-    "hif8_info results claims tables plots report metrics cli stages notebook kernel run prepare "
-    "telemetry plan doctor launch processes overrides experiments".split()
+    "hif8_info results claims tables plots report report_beside report_readme metrics cli stages notebook "
+    "kernel run prepare telemetry plan doctor launch processes overrides experiments beyond sensitivity "
+    "page_stage audit dose dose_files record_law page_readme page_notebook variant_runs".split()
 )
 
 

@@ -15,6 +15,8 @@ from pangu_hif8 import kernel, notebook, run
 from pangu_hif8.errors import UserError
 from pangu_hif8.experiments import EXPERIMENTS, Overrides
 from pangu_hif8.notebook import KNOWN, NotebookError, check_parameters, run_from_notebook
+from pangu_hif8.page_notebook import PARAMETERS
+from pangu_hif8.page_stage import NOTEBOOK_OF
 from pangu_hif8.paths import NOTEBOOKS_DIR
 from pangu_hif8.stages import REPORT_NOTEBOOK, source_of
 
@@ -31,8 +33,8 @@ def tree(path: Path) -> ast.Module:
     return ast.parse("\n".join(cell.source for cell in cells(path)))
 
 
-def test_there_is_a_notebook_for_each_experiment_and_the_report() -> None:
-    wanted = {row.notebook for row in EXPERIMENTS.values()} | {REPORT_NOTEBOOK}
+def test_there_is_a_notebook_for_each_experiment_the_report_and_each_page() -> None:
+    wanted = {row.notebook for row in EXPERIMENTS.values()} | {REPORT_NOTEBOOK, *NOTEBOOK_OF.values()}
     assert wanted <= set(NAMES)
     assert len({row.notebook for row in EXPERIMENTS.values()}) == len(EXPERIMENTS)
 
@@ -59,10 +61,14 @@ def test_a_notebook_has_no_logic_of_its_own(path: Path) -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)
 def test_parameters_are_known_and_the_defaults_finish_in_minutes(path: Path) -> None:
     names = kernel.declared_parameters(path)
-    assert "profile" in names and names <= set(KNOWN)
     tagged = next(c for c in cells(path) if "parameters" in c.metadata.get("tags", ()))
     values: dict[str, Any] = {}
     exec(tagged.source, values)
+    if path.stem in NOTEBOOK_OF.values():
+        assert names == set(PARAMETERS)
+        assert (values["profile"], values["seeds"], values["fresh"]) == ("smoke", "0", False)
+        return
+    assert "profile" in names and names <= set(KNOWN)
     # The report only reads results, and laptop's are there to be read.
     assert values["profile"] == ("laptop" if path.stem == REPORT_NOTEBOOK else "smoke")
     assert values.get("seed", 0) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from pangu_hif8 import plots
+from pangu_hif8.comparisons import compare_heldout
 from pangu_hif8.errors import UserError
 from pangu_hif8.paths import ROOT
 from pangu_hif8.plot_style import FONT_PT, WIDTH_IN, rate_text
@@ -99,6 +101,30 @@ def test_several_seeds_are_drawn(results: Path) -> None:
     figure = plots.plot_training_loss(load_profile_results("smoke"))
     assert figure is not None
     assert figure.axes[0].collections  # the band over seeds
+
+
+@pytest.mark.parametrize("draw", [plots.plot_heldout, plots.plot_answer_nll, plots.plot_late_ape])
+@pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)])
+def test_dot_plots_have_a_tick_for_each_of_several_seeds(
+    results: Path, draw: Callable[[ProfileResults], Figure | None], seeds: tuple[int, ...]
+) -> None:
+    write_tree(results, seeds=seeds)
+    figure = draw(load_profile_results("smoke"))
+    assert figure is not None
+    check(figure)
+    for axes in figure.axes:
+        ticks = [line for line in axes.lines if line.get_marker() == "|" and len(line.get_xdata()) == 3]
+        assert len(ticks) == (len(axes.get_yticks()) if len(seeds) == 3 else 0)
+
+
+def test_the_seeds_own_values_are_drawn(results: Path) -> None:
+    write_tree(results, seeds=(0, 1, 2))
+    found = load_profile_results("smoke")
+    figure = plots.plot_heldout(found)
+    assert figure is not None
+    drawn = [line.get_xdata() for line in figure.axes[1].lines if line.get_marker() == "|"]
+    expected = compare_heldout(found, "E1", "E0", "second_domain").by_seed
+    assert any(list(values) == pytest.approx(list(expected)) for values in drawn if len(values) == 3)
 
 
 def test_saving_is_deterministic(complete: ProfileResults, tmp_path: Path) -> None:

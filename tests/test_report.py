@@ -1,4 +1,4 @@
-"""The report: what it writes, what it leaves out, its page, and README's table."""
+"""The report: what it writes, what it leaves out, and its page."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import pytest
 from fake_results import Dial, write_tree
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from pangu_hif8 import report
+from pangu_hif8 import report, report_readme
 from pangu_hif8.errors import UserError
 from pangu_hif8.files import sha256_file
 from pangu_hif8.paths import NOTEBOOKS_DIR, ROOT
 from pangu_hif8.plots import FIGURES
+from pangu_hif8.report_beside import MAIN
+from pangu_hif8.report_html import write_html
 from pangu_hif8.results import load_profile_results
 from pangu_hif8.tables import benchmark_table
 
@@ -58,10 +60,17 @@ def test_the_summary_names_every_input(built: report.Report) -> None:
 
 def test_front_page_in_order(built: report.Report) -> None:
     page = built.front_page
-    places = [
-        page.index(text) for text in ("Of the paper's 10 claims", "| C1 |", "**Scale.**", "**How sure.**")
-    ]
+    headings = ("What was claimed", "What was found", "How sure", "At which scale")
+    places = [page.index(f"## {heading}\n") for heading in headings]
     assert places == sorted(places)
+    found = page[places[1] : places[2]]
+    assert "Of the paper's 10 claims" in found
+    assert found.count("\n| C") == 10
+    assert "smoke: one seed (0), so nothing here says" in page[places[2] : places[3]]
+    assert "60 steps of 512 tokens" in page[places[3] :]
+    assert "10,000 steps of 1,048,576 tokens" in page[places[3] :]
+    for claim in built.claims:
+        assert f"*{claim.verdict}.* {claim.sentence}" in built.findings_text
     assert built.missing_text == "All runs of this profile are complete and current."
     assert built.rules_text.count("\n") == 12
 
@@ -91,7 +100,7 @@ def test_nothing_usable_still_gives_a_list(results: Path, capsys: pytest.Capture
 
 
 def test_no_results_is_one_clear_error(results: Path) -> None:
-    for call in (report.build_report, report.print_summary, report.readme_table):
+    for call in (report.build_report, report.print_summary, report_readme.readme_table):
         with pytest.raises(UserError, match="make reproduce PROFILE=smoke"):
             call("smoke")
 
@@ -129,7 +138,7 @@ def executed(path: Path, *outputs: nbformat.NotebookNode, count: int | None = 1)
 
 def test_the_page_opens_by_itself(tmp_path: Path) -> None:
     output = new_output("display_data", {"image/png": "iVBORw0KGgo=", "text/plain": "picture"})
-    report.write_html(executed(tmp_path / "in.ipynb", output), tmp_path / "report.html")
+    write_html(executed(tmp_path / "in.ipynb", output), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "Title here" in page
     assert "data:image/png;base64,iVBORw0KGgo" in page
@@ -152,42 +161,8 @@ def test_a_failed_or_unfinished_notebook_makes_no_page(tmp_path: Path) -> None:
     bad["not a readable notebook"].write_text("{")
     for reason, path in bad.items():
         with pytest.raises(UserError, match=reason):
-            report.write_html(path, target)
+            write_html(path, target)
     assert not target.exists()
-
-
-def test_readme_is_rewritten_between_its_markers(results: Path, tmp_path: Path) -> None:
-    write_tree(results)
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report.BEGIN}\nold \\1\n{report.END}\nafter\n")
-    report.update_readme("smoke", readme)
-    text = readme.read_text()
-    assert text.startswith(f"before\n{report.BEGIN}\n")
-    assert text.endswith(f"{report.END}\nafter\n")
-    assert report.table_in_readme(readme) == report.readme_table("smoke")
-    report.update_readme("smoke", readme)
-    assert readme.read_text() == text
-
-
-@pytest.mark.parametrize(
-    "text", ["", "no markers", f"{report.END}{report.BEGIN}", f"{report.BEGIN}" * 2 + report.END]
-)
-def test_readme_without_markers_is_refused(results: Path, tmp_path: Path, text: str) -> None:
-    write_tree(results)
-    (tmp_path / "README.md").write_text(text)
-    with pytest.raises(UserError, match="README"):
-        report.update_readme("smoke", tmp_path / "README.md")
-    assert (tmp_path / "README.md").read_text() == text
-
-
-def test_readme_equals_the_committed_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PANGU_HIF8_RESULTS", str(ROOT / "results"))
-    table = report.table_in_readme()
-    if table is None:
-        pytest.skip("README.md has no claims table yet")
-    if not (ROOT / "results" / "laptop").is_dir():
-        pytest.skip("results/laptop is not there")
-    assert table == report.readme_table("laptop"), "run: python -m pangu_hif8 report --readme"
 
 
 def test_committed_results_are_usable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,9 +176,12 @@ def test_notebook_is_thin_and_in_order() -> None:
     notebook = nbformat.read(NOTEBOOKS_DIR / "09_report.ipynb", as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
-    assert [cell.source for cell in code if "parameters" in cell.metadata.get("tags", [])] == [
-        'profile = "laptop"'
+    parameters = [cell.source for cell in code if "parameters" in cell.metadata.get("tags", [])]
+    assert [line.split("  #")[0] for line in parameters[0].splitlines()] == [
+        'profile = "laptop"',
+        'beside = ""',
     ]
+    assert len(parameters) == 1
     assert not any(re.search(r"^\s*def ", cell.source, re.MULTILINE) for cell in code)
 
 
@@ -217,15 +195,21 @@ sys.meta_path.insert(0, NoTorch())
 cells = [c for c in nbformat.read(sys.argv[1], as_version=4).cells if c.cell_type == "code"]
 space = {"__name__": "__main__"}
 for cell in cells:
-    exec("profile = 'smoke'" if "parameters" in cell.metadata.get("tags", []) else cell.source, space)
-assert len(space["report"].figures) == 11
+    if "parameters" in cell.metadata.get("tags", []):
+        space |= {"profile": sys.argv[2], "beside": sys.argv[3]}
+    else:
+        exec(cell.source, space)
+assert len(space["report"].figures) == int(sys.argv.pop())
 """
 
 
-def test_notebook_runs_without_torch(results: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("beside", "num"), [("", len(FIGURES)), ("laptop", len(MAIN))])
+def test_notebook_runs_without_torch(results: Path, beside: str, num: int) -> None:
     write_tree(results)
+    if beside:
+        write_tree(results, beside)
     path = NOTEBOOKS_DIR / "09_report.ipynb"
-    command = [sys.executable, "-c", RUN_NOTEBOOK, str(path)]
+    command = [sys.executable, "-c", RUN_NOTEBOOK, str(path), "smoke", beside, str(num)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 

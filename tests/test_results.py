@@ -248,7 +248,7 @@ def test_other_directories_are_named_and_left_alone(tree: Path) -> None:
     (tree / "E8" / "seedx").mkdir()
     (tree / ".tmp").write_text("")
     found = load()
-    assert found.notices == ["not part of this report: E8-custom-0123"]
+    assert found.notices == ["not part of this report: 1 run with changed settings"]
     assert len(found.runs) == 9
 
 

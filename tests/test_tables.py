@@ -6,14 +6,17 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from fake_results import Dial, write_run, write_tree
+from scipy import stats
 
 from pangu_hif8 import tables
 from pangu_hif8.claims import judge
 from pangu_hif8.errors import UserError
 from pangu_hif8.experiments import resolve
+from pangu_hif8.report_tables import SHOWN, TABLES, for_page
 from pangu_hif8.results import load_profile_results
 
 LAPTOP_TASKS = 4
@@ -86,6 +89,78 @@ def test_ape_table_tells_warmup_from_the_rest(tree: Path) -> None:
     assert table.loc["E2", "ape_all_pct"] == pytest.approx(table.loc["E2", "ape_quantized_pct"])
     assert table.loc["E8", "paper_ape_all_pct"] == pytest.approx(0.1148, abs=1e-4)
     assert table["paper_ape_all_pct"].notna().sum() == 1
+
+
+def test_answers_nll_stands_beside_accuracy(tree: Path) -> None:
+    table = tables.benchmark_table(load_profile_results("laptop"))
+    row = table.query("experiment == 'E5' and task == 'arc_easy'").iloc[0]
+    mine, base = (
+        pd.read_csv(tree / name / "seed0/items.csv").query("task == 'arc_easy'")["nll_correct"]
+        for name in ("E5", "E1")
+    )
+    assert row["answer_nll_nats"] == pytest.approx(mine.mean())
+    assert row["nll_minus_baseline"] == pytest.approx((mine - base).mean())
+    assert row["nll_minus_low"] <= row["nll_minus_baseline"] <= row["nll_minus_high"]
+    assert table.query("experiment == 'E1'")["nll_minus_baseline"].isna().all()
+
+
+def test_late_ape_counts_the_steps_that_all_quantize(tree: Path) -> None:
+    results = load_profile_results("laptop")
+    start = json.loads((tree / "E8/seed0/run.json").read_text())["quantized_from_step"]
+    table = tables.ape_summary(results).set_index("experiment")
+    assert set(table["late_from_step"]) == {start}
+    assert table.loc["E8", "quantized_from_step"] == start
+    assert table.loc["E2", "quantized_from_step"] == 1
+    series = {}
+    for name, base in (("E7", "E6"), ("E8", "E6")):
+        a, b = (pd.read_csv(tree / run / "seed0/steps.csv")["loss"][start - 1 :] for run in (name, base))
+        series[name] = (a - b).abs() / b * 100
+        assert table.loc[name, "ape_late_pct"] == pytest.approx(series[name].mean())
+    gap = (series["E7"] - series["E8"]).mean()
+    assert table.loc["E7", "minus_max_window"] == pytest.approx(gap)
+    assert table["minus_max_window"].notna().sum() == 4
+    assert pd.isna(table.loc["E8", "minus_max_window"])
+
+
+def test_the_seeds_table_holds_each_seeds_value(results: Path) -> None:
+    tree = write_tree(results, "smoke", seeds=(0, 1, 2))
+    found = load_profile_results("smoke")
+    table = tables.seeds_table(found)
+    row = table.query("measure.str.startswith('held-out loss, second') and experiment == 'E1'").iloc[0]
+    losses = [
+        pd.read_csv(tree / name / "heldout.csv").query("domain == 'second_domain'")["loss"]
+        for name in ("E0/seed0", "E1/seed0", "E1/seed1", "E1/seed2")
+    ]
+    each = [(mine - losses[0]).mean() for mine in losses[1:]]
+    assert [float(value) for value in row["seeds"].split("; ")] == pytest.approx(each, rel=1e-3)
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(each), scale=stats.sem(each))
+    assert [row["mean"], row["seed_low"], row["seed_high"]] == pytest.approx([np.mean(each), low, high])
+    assert "E0" not in set(table["experiment"])
+    for directory in [*tree.glob("*/seed1"), *tree.glob("*/seed2")]:
+        shutil.rmtree(directory)
+    assert tables.seeds_table(load_profile_results("smoke")).empty
+
+
+def test_a_page_shows_inputs_and_weights_apart(tree: Path) -> None:
+    table = tables.saturation_table(load_profile_results("laptop"))
+    shown = for_page("saturation", table)
+    assert len(shown) == len(table) / 2
+    row = shown.query("run == 'E2' and layer == 'down_proj'").iloc[0]
+    for kind in ("input", "weight"):
+        found = table.query("experiment == 'E2' and layer == 'down_proj' and kind == @kind").iloc[0]
+        share = f"{found['saturated_pct']:.1f} [{found['low_pct']:.1f}, {found['high_pct']:.1f}]"
+        assert row[f"{kind}s saturated (%)"] == share
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_every_shown_column_is_there(results: Path, seeds: tuple[int, ...]) -> None:
+    write_tree(results, "laptop", seeds=seeds)
+    found = load_profile_results("laptop")
+    for name, (_, make) in TABLES.items():
+        table = make(found)
+        if not table.empty:
+            assert list(for_page(name, table).columns) == [column.head for column in SHOWN[name]]
+    assert set(SHOWN) == set(TABLES)
 
 
 def test_a_missing_baseline_leaves_its_differences_out(tree: Path) -> None:
