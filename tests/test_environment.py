@@ -88,7 +88,8 @@ def imported(path: Path) -> set[str]:
 def distributions(pattern: str, *more: str) -> set[str]:
     files = [path for glob in (pattern, *more) for path in ROOT.glob(glob)]
     assert files
-    own = {path.stem for path in ROOT.glob("*/*.py")} | {"pangu_hif8", "rehearsal"}
+    own = {path.stem for glob in ("*/*.py", "tools/*/*.py") for path in ROOT.glob(glob)}
+    own |= {"pangu_hif8", "rehearsal"}
     names = set().union(*map(imported, files)) - own - set(sys.stdlib_module_names)
     known = packages_distributions()
     # IPython comes with ipykernel and is what a notebook runs in.
@@ -100,7 +101,7 @@ def test_every_import_is_a_declared_dependency_and_nothing_is_declared_for_nothi
     used = distributions("pangu_hif8/*.py", "notebooks/*.ipynb")
     assert used - runtime == set()
     assert runtime - used - NOT_IMPORTED == set()
-    tested = distributions("tests/*.py", "benchmarks/*.py")
+    tested = distributions("tests/*.py", "benchmarks/*.py", "tools/**/*.py")
     assert tested - runtime - dev == set()
     assert dev - tested - NOT_IMPORTED == set()
 

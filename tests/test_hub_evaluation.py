@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from evaluate_rank import NUM_POSITIONS, few_shot_model, write
 from hub_files import PAPER, paper_evaluation, write_hub
 from test_evaluate import plain_nll
@@ -66,7 +67,13 @@ def model(prepared: Prepared) -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def result(model: tuple[Any, Any], evaluation: EvalConfig, prepared: Prepared) -> Evaluation:
-    return evaluate_model(*model, evaluation, prepared)
+    """On one thread, as each of two processes has: more threads sum in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return evaluate_model(*model, evaluation, prepared)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_every_task_has_its_items_shots_and_metric(result: Evaluation) -> None:

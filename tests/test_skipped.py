@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_results import Dial, write_tree
 
-from pangu_hif8 import captions, comparisons, plots, report, tables
+from pangu_hif8 import captions, comparisons, plots, report_text, tables
 from pangu_hif8.claims import CLAIMS, judge_one
 from pangu_hif8.judgement import REPRODUCED
 from pangu_hif8.results import ProfileResults, load_profile_results, quantized_rows, recorded_rows
@@ -85,7 +85,7 @@ def test_the_report_says_how_many(found: ProfileResults) -> None:
     assert found.missing == []
     notice = "E2/seed0 2, E3/seed0 1, E5/seed0 2, E6/seed0 2, E8/seed0 2"
     assert [note for note in found.notices if notice in note and "not finite" in note]
-    assert notice in report.missing_markdown(found)
+    assert notice in report_text.missing_markdown(found)
     assert captions.ape(found).endswith("skipped them: E2 2, E3 1, E5 2, E7 2, E8 4.")
     assert "4 steps that a run skipped are left out" in judge_one(found, CLAIMS["C2"]).sentence
     for spec in plots.FIGURES:

@@ -36,9 +36,21 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def tiny() -> Iterator[ProfileResults]:
+    yield from committed("tiny")
+
+
+@pytest.fixture(scope="module")
+def laptop() -> Iterator[ProfileResults]:
+    if not (ROOT / "results/laptop/E2/seed0/run.json").exists():
+        pytest.skip("results/laptop is not in this checkout")
+    yield from committed("laptop")
+
+
+def committed(profile: str) -> Iterator[ProfileResults]:
+    """A profile's results in this checkout, not in the test's own folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PANGU_HIF8_RESULTS", str(ROOT / "results"))
-        yield load_profile_results("tiny")
+        yield load_profile_results(profile)
 
 
 def test_all_runs_are_complete_and_current(tiny: ProfileResults) -> None:
@@ -79,10 +91,9 @@ def test_no_estimator_is_told_from_max_window_but_a_tenth_of_the_papers_ape_woul
     assert gap.smallest_resolvable < paper.ape_pct(after_warmup=True) / 10
 
 
-def test_activations_overshoot_far_less_than_the_real_models(tiny: ProfileResults) -> None:
-    laptop = load_profile_results("laptop")
-    if not laptop.of("E2"):
-        pytest.skip("results/laptop is not in this checkout")
+def test_activations_overshoot_far_less_than_the_real_models(
+    tiny: ProfileResults, laptop: ProfileResults
+) -> None:
     for name in ("E2", "E7"):
         ours, real = (overshoot(saturation_rows(found, name, "input")).max() for found in (tiny, laptop))
         assert ours - 1 < (real - 1) / 2
