@@ -88,7 +88,10 @@ def check_gpus(needs: Needs, probes: Probes) -> Iterator[Finding]:
         return
     smallest = min(gpu.memory_bytes for gpu in gpus)
     shown = f"{len(gpus)} x {gpus[0].name}, {smallest / GIB:.0f} GiB"
-    if smallest < needs.gpu_memory_bytes:
+    if smallest < needs.whole_model_bytes:
+        text = f"{shown}; each has to hold {needs.whole_model_bytes / GIB:.0f} GiB, the whole float32 model"
+        yield Finding("missing", "gpus", text, "take GPUs with more memory: FSDP shards it only afterwards")
+    elif smallest < needs.gpu_memory_bytes:
         text = f"{shown}; a step needs {needs.gpu_memory_bytes / GIB:.0f} GiB on each"
         yield Finding("missing", "gpus", text, "take a smaller micro-batch, checkpointing or FSDP (see plan)")
     elif len(gpus) < needs.num_gpus:

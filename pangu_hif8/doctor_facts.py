@@ -49,6 +49,7 @@ class Needs:
     wheel_sets: tuple[str, ...] = ()  # the model and data sets in them, as `licences` names them
     faults: tuple[str, ...] = ()  # of the profile's benchmarks: what can't be scored here, and why
     notes: tuple[str, ...] = ()  # what could not be worked out
+    whole_model_bytes: int = 0  # of a GPU that holds the float32 model before FSDP shards it
 
 
 @dataclass(frozen=True)

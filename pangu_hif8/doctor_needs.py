@@ -85,6 +85,7 @@ def _with_sizes(needs: Needs, profile: Profile, workload: Workload, settings: Me
         needs,
         memory_bytes=memory,
         gpu_memory_bytes=int(step / USABLE_SHARE) if needs.num_gpus else 0,
+        whole_model_bytes=int(model / USABLE_SHARE) if needs.num_gpus else 0,
         cache_bytes=max(0, _cache_bytes(needs, profile, workload) - _held(prepared_dir(profile.name))),
         results_bytes=max(0, _results_bytes(profile, workload) - _held(results_dir() / profile.name)),
     )

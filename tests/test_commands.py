@@ -116,6 +116,7 @@ def test_the_paper_needs() -> None:
     assert needs.results_bytes == 8 * 4 * N + 4 * 12 * N
     assert needs.memory_bytes == 8 * (4 * N + 2 * GIB) + 12 * N
     assert 57 * GIB < needs.gpu_memory_bytes < 79 * GIB
+    assert 4 * N < needs.whole_model_bytes < 5 * N
     assert [s.name for s in needs.sources[:3]] == [
         "FreedomIntelligence/openPangu-Embedded-1B",
         "HuggingFaceFW/fineweb",
@@ -126,7 +127,7 @@ def test_the_paper_needs() -> None:
 
 def test_the_paper_without_gpus_needs_the_memory_of_a_step() -> None:
     needs = profile_needs(load_profile("paper"), 0)
-    assert (needs.num_gpus, needs.gpu_memory_bytes) == (0, 0)
+    assert (needs.num_gpus, needs.gpu_memory_bytes, needs.whole_model_bytes) == (0, 0, 0)
     assert needs.memory_bytes > 16 * N
 
 

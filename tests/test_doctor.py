@@ -124,6 +124,14 @@ def test_what_is_wrong_is_one_line_with_its_remedy(facts: dict[str, object], lin
     assert can_start(findings(**facts)) == (not line.startswith("missing"))
 
 
+def test_a_model_that_no_gpu_holds_whole_is_not_sent_to_fsdp() -> None:
+    needs = replace(NEEDS, gpu_memory_bytes=1600 * GIB, whole_model_bytes=300 * GIB)
+    found = [f for f in findings(needs) if f.topic == "gpus"]
+    assert [f.status for f in found] == ["missing"]
+    assert "each has to hold 300 GiB, the whole float32 model" in found[0].line()
+    assert "more memory: FSDP shards it only afterwards" in found[0].line()
+
+
 def test_two_disks_are_counted_apart() -> None:
     assert can_start(findings(free=45 * GIB, disks=2))
     assert not can_start(findings(free=41 * GIB, disks=2))
