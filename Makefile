@@ -67,7 +67,7 @@ help:
 	@echo "make bench       measure the number format's speed beside a copy and its peers (some minutes)"
 	@echo "make bench-steps measure what quantization costs a training step (some 17 minutes)"
 	@echo "make lab         open the notebooks in JupyterLab"
-	@echo "make clean       remove caches, checkpoints and stamps; committed results stay"
+	@echo "make clean       remove the cache, checkpoints, stamps and results/smoke; other results stay"
 	@echo ""
 	@echo "PROFILE=$(PROFILE)   one of: $(PROFILES)"
 	@echo "SEEDS=\"$(SEEDS)\"       several give means and spread"
@@ -140,6 +140,6 @@ lab: venv
 
 clean:
 	rm -rf .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis results/smoke
-	find results -name checkpoint -type d -prune -exec rm -rf {} +
+	find results \( -name checkpoint -o -name progress -o -name progress.old \) -type d -prune -exec rm -rf {} +
 	find results \( -name '*.stamp' -o -name '*.tmp' -o -name .lock -o -name failed.ipynb \) -delete
 	find pangu_hif8 tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

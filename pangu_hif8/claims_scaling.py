@@ -182,8 +182,8 @@ def _jitters(results: ProfileResults) -> Part:
     verdict = REPRODUCED if gap.low > 0 else NOT_REPRODUCED if gap.high < 0 else NOT_RESOLVABLE
     text = (
         f"its input scales move by {found.first:.3f} octaves (std) from step to step, max-window's by "
-        f"{found.second:.3f}{shown(verdict, gap, unit='octaves')}; the cost of a second pass does not show "
-        f"in fake quantization{_cost(results)}"
+        f"{found.second:.3f}{shown(verdict, gap, unit='octaves')}; the cost of a second pass is not judged, "
+        f"as fake quantization makes one for every estimator{_cost(results)}"
     )
     numbers = {"jitter_current": round(found.first, 6), "jitter_window": round(found.second, 6)}
     return Part("its scale jitters", verdict, text, numbers | effect_numbers("jitter_gap", gap))

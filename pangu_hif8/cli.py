@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from pangu_hif8.errors import Preempted, UserError
 from pangu_hif8.options import OPTIONS, changed, whole
 
-WORK_TO_DO = 3
+DAMAGED, WORK_TO_DO = 2, 3
 
 
 class _Parser(argparse.ArgumentParser):
@@ -131,10 +131,10 @@ def _summary(arguments: argparse.Namespace) -> int:
     from pangu_hif8.report import print_summary
     from pangu_hif8.wall_time import duration
 
-    print_summary(arguments.profile)
+    whole_files = print_summary(arguments.profile)
     if getattr(arguments, "started", None) is not None:
         print(f"wall time: {duration(time.time() - arguments.started)}")
-    return 0
+    return 0 if whole_files else DAMAGED
 
 
 def _status(arguments: argparse.Namespace) -> int:

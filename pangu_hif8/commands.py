@@ -30,7 +30,9 @@ def _count(text: str) -> int:
 
 
 def _count_or_none(text: str) -> int:
-    return 0 if text == "0" else _count(text)
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"a whole number from 0 is needed, got {text!r}")
+    return int(text)
 
 
 def add_plan(add: Add) -> None:

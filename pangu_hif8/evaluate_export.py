@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from pangu_hif8.config import load_profile
 from pangu_hif8.errors import UserError
 from pangu_hif8.evaluate import Evaluation, evaluate_model
 from pangu_hif8.export import load_hif8
+from pangu_hif8.export_files import AGAIN
 from pangu_hif8.launch import Parallel, first_process_first
 from pangu_hif8.models import load_tokenizer
 from pangu_hif8.prepare import prepare
@@ -24,9 +27,16 @@ def evaluate_export(directory: Path | str, profile: str, *, parallel: Parallel =
     model = load_hif8(where).to(ranks.device)
     with first_process_first():
         prepared = prepare(profile)
-    tokenizer, expected = load_tokenizer(where), load_tokenizer(prepared.model_dir)
+    tokenizer, expected = _exported_tokenizer(where), load_tokenizer(prepared.model_dir)
     if tokenizer.get_vocab() != expected.get_vocab():
         raise UserError(
             f"{where} has another tokenizer than profile {profile}; name the profile it was trained with"
         )
     return evaluate_model(model, tokenizer, load_profile(profile).evaluation, prepared, ranks)
+
+
+def _exported_tokenizer(where: Path) -> PreTrainedTokenizerBase:
+    try:
+        return load_tokenizer(where)
+    except UserError as error:
+        raise UserError(f"the tokenizer in {where} is missing or damaged; {AGAIN}") from error

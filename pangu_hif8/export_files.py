@@ -59,7 +59,9 @@ def read_settings(directory: Path) -> ExportSettings:
     """Read and check the configuration. Raises UserError: not exported, newer, damaged, or contradictory."""
     path = directory / CONFIG_FILE
     if not path.is_file():
-        raise UserError(f"{directory} holds no exported HiF8 model: {CONFIG_FILE} is missing")
+        raise UserError(
+            f"{directory} holds no exported HiF8 model: {CONFIG_FILE} is missing; export a run first"
+        )
     values = _read_object(path)
     _check_version(path, values)
     known = values.pop(_DIGEST, None)

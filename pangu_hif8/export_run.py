@@ -68,7 +68,16 @@ def _read(directory: Path) -> tuple[dict[str, Any], RunConfig]:
     except (Unusable, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{directory / 'run.json'} is no record of a run: {error}; run it again") from error
     _check_outputs(directory / "train.stamp")
+    _check_weights(directory, config)
     return info, config
+
+
+def _check_weights(directory: Path, config: RunConfig) -> None:
+    """Results come with a repository, trained weights don't."""
+    weights = directory / "checkpoint" / "model.safetensors"
+    if not weights.is_file():
+        name = f"{config.run_name}, profile {config.profile}, seed {config.seed}"
+        raise UserError(f"{weights} is missing: results come without the weights; train here first ({name})")
 
 
 def _check_outputs(stamp: Path) -> None:

@@ -66,8 +66,9 @@ def stage_page(
 ) -> Path:
     """Make a page's runs and its executed notebook, if not up to date; returns the HTML page.
 
-    `fresh`: runs that came with the repository are made again here.
+    `fresh`: runs that came with the repository are made again here. Raises UserError for an unknown profile.
     """
+    load_profile(profile)
     seeds, directory = sorted(set(seeds)), page_dir(profile, page)
     target = directory / f"{page}.html"
     with alone(profile, page, directory):

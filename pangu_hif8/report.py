@@ -8,6 +8,7 @@ report_beside.py; the words: report_text.py; README's tables: report_readme.py.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ __all__ = ["Report", "build_report", "print_summary"]
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReportFigureFile:
     """A figure on disk and the sentence computed for it; a notebook shows both."""
 
@@ -34,6 +35,9 @@ class ReportFigureFile:
     png: Path
     svg: Path
     sentence: str
+
+    def __repr__(self) -> str:  # a notebook keeps it, so it names no folder of this machine
+        return f"<figure {self.name}>"
 
     def _repr_html_(self) -> str:
         return figure_html(self.png, self.sentence)
@@ -120,8 +124,11 @@ def _summary(
     }
 
 
-def print_summary(profile: str) -> None:
-    """Print the benchmark table, the claims with verdicts, what is missing, and where the report lies."""
+def print_summary(profile: str) -> bool:
+    """Print the benchmark table, the claims with verdicts, what is missing, and where the report lies.
+
+    False when a run is left out because its files are damaged, which stderr says with what to do.
+    """
     results = load_profile_results(profile)
     columns = ["experiment", "run", "task", "accuracy_pct", "stderr_pct", "drop_pct", "paper_drop_pct"]
     table = tables.benchmark_table(results)
@@ -136,3 +143,8 @@ def print_summary(profile: str) -> None:
         print(f"note: {notice}")
     page = report_dir(profile) / "report.html"
     print(f"\nreport: {page if page.is_file() else report_dir(profile)}")
+    damaged = [f"{m.experiment} seed {m.seed}" for m in results.missing if "damaged" in m.reason]
+    if damaged:
+        remedy = f"restore the files, or make them again: make reproduce PROFILE={profile}"
+        print(f"error: damaged, and left out: {', '.join(damaged)}; {remedy}", file=sys.stderr)
+    return not damaged

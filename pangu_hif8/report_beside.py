@@ -27,7 +27,7 @@ MAIN = ("training_loss", "ape", "late_ape", "saturation_over_steps", "benchmarks
 MAIN_TABLES = ("benchmarks", "seeds", "ape", "runs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SideFigure:
     """A figure of both profiles: PNG and sentence by profile; a profile that lacks it is not there."""
 
@@ -37,6 +37,9 @@ class SideFigure:
     @property
     def sentence(self) -> str:
         return " ".join(f"{profile}: {sentence}" for profile, (_, sentence) in self.sides.items())
+
+    def __repr__(self) -> str:
+        return f"<figure {self.name}: {' and '.join(self.sides)}>"
 
     def _repr_html_(self) -> str:
         return pair_html([figure_html(png, text_, name) for name, (png, text_) in self.sides.items()])

@@ -23,5 +23,11 @@ def check_beside(profile: str, beside: str) -> None:
     if profile == beside:
         raise UserError(f"{profile} can't stand beside itself; name another profile that has results")
     for name in (profile, beside):
-        if not (results_dir() / name).is_dir():
-            raise UserError(f"no results in {results_dir() / name}; run: make reproduce PROFILE={name}")
+        refuse_empty(name)
+
+
+def refuse_empty(profile: str) -> None:
+    """Raises UserError where no run of the paper's experiments has left its record."""
+    base = results_dir() / profile
+    if not any(base.glob("E[0-9]/seed*/run.json")):
+        raise UserError(f"no results in {base}; run: make reproduce PROFILE={profile}")

@@ -21,7 +21,7 @@ from pangu_hif8.freshness import PACKAGE, exclusive, output_digest, source_diges
 from pangu_hif8.paths import NOTEBOOKS_DIR, cache_dir, report_dir, results_dir
 from pangu_hif8.prepare import Prepared, prepare
 from pangu_hif8.processes import use_all_processes
-from pangu_hif8.report_folders import PREFIX, beside_dir, check_beside
+from pangu_hif8.report_folders import PREFIX, beside_dir, check_beside, refuse_empty
 from pangu_hif8.run import directory_of, resolve_run, stale_stages
 from pangu_hif8.terminal import Forwarder
 from pangu_hif8.wall_time import duration
@@ -183,8 +183,9 @@ def stage_report(profile: str, *, beside: str = "", timeout_s: float | None = No
 
 
 def check_report(profile: str, beside: str) -> None:
-    """Raises UserError for an unknown profile, one beside itself, or one beside that has no results."""
+    """Raises UserError for an unknown profile, one beside itself, or one without results."""
     load_profile(profile)
+    refuse_empty(profile)
     if beside:
         check_beside(profile, beside)
 

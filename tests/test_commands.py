@@ -60,7 +60,7 @@ def test_every_option_of_plan_has_an_effect(capsys: pytest.CaptureFixture[str]) 
         ("plan --model gpt-2", "unknown model 'gpt-2'; valid: openpangu-1b"),
         ("plan --profile papers", "unknown profile 'papers'"),
         ("doctor --profile papers", "unknown profile 'papers'"),
-        ("doctor --profile paper --gpus x", "a whole number from 1 is needed, got 'x'"),
+        ("doctor --profile paper --gpus x", "a whole number from 0 is needed, got 'x'"),
         ("doctor --profile paper --gpus 3", "3 GPUs x micro_batch_size 8 does not divide batch_size 1024"),
     ],
 )

@@ -78,6 +78,17 @@ def test_readme_shows_files_that_exist_and_has_no_blanks() -> None:
         assert (ROOT / target).exists(), target
 
 
+def test_nothing_committed_names_a_folder_of_the_machine_that_made_it() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    kinds = (".ipynb", ".html", ".json", ".csv", ".md", ".yaml", ".py", ".svg")
+    files = [ROOT / name for name in listed.stdout.split("\0") if name.endswith(kinds)]
+    assert files
+    found = re.compile(rf"PosixPath\('/|{re.escape(str(ROOT))}/")
+    assert not [path for path in files if path.exists() and found.search(path.read_text())]
+
+
 def test_committed_results_are_small_and_hold_no_weights() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "results/laptop"], cwd=ROOT, capture_output=True, text=True

@@ -14,7 +14,7 @@ import pytest
 from fake_results import Dial, write_tree
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from pangu_hif8 import report, report_readme
+from pangu_hif8 import cli, report, report_readme
 from pangu_hif8.errors import UserError
 from pangu_hif8.files import sha256_file
 from pangu_hif8.paths import NOTEBOOKS_DIR, ROOT
@@ -103,6 +103,34 @@ def test_no_results_is_one_clear_error(results: Path) -> None:
     for call in (report.build_report, report.print_summary, report_readme.readme_table):
         with pytest.raises(UserError, match="make reproduce PROFILE=smoke"):
             call("smoke")
+
+
+def test_a_damaged_file_is_said_on_stderr_with_what_to_do(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_tree(results)
+    assert cli.main(["summary", "--profile", "smoke"]) == 0
+    assert capsys.readouterr().err == ""
+    (results / "smoke/E8/seed0/eval.json").write_text("{")
+    assert cli.main(["summary", "--profile", "smoke"]) == cli.DAMAGED
+    message = capsys.readouterr().err
+    assert message.startswith(
+        "error: damaged, and left out: E8 seed 0; restore the files, or make them again"
+    )
+    assert message.count("\n") == 1
+
+
+def test_a_report_of_nothing_is_refused_and_leaves_nothing(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["report"], ["report", "--beside", "laptop"]):
+        assert cli.main([*command, "--profile", "smoke"]) == 2
+        assert "run: make reproduce PROFILE=smoke" in capsys.readouterr().err
+    assert not results.exists()
+
+
+def test_a_figure_names_no_folder(built: report.Report) -> None:
+    assert repr(built.figures[0]) == f"<figure {built.figures[0].name}>"
 
 
 def test_it_is_a_pure_function_of_the_results(built: report.Report, results: Path) -> None:
