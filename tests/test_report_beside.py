@@ -89,7 +89,8 @@ def test_it_is_a_pure_function(
 
 def test_a_profile_without_trained_runs_stands_beside(results: Path) -> None:
     write_tree(results, "laptop")
-    (results / "smoke").mkdir()
+    (results / "smoke" / "E0" / "seed0").mkdir(parents=True)
+    (results / "smoke" / "E0" / "seed0" / "run.json").write_text("{}")
     built = build_beside("laptop", "smoke")
     assert all(claim.verdict.startswith("not available") for claim in built.claims["smoke"])
     assert all(list(figure.sides) == ["laptop"] for figure in built.figures)
