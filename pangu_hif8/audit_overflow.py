@@ -118,13 +118,13 @@ def _threshold(dose: Dose, facts: Facts) -> str:
             loss = facts.nats(f"dose_{overflow}_at_{hurting[-1]}", _all(dose, hurting[-1], overflow))
             parts.append(f"{WORD[overflow]} from a factor of {factor} on ({loss})")
         else:
-            parts.append(f"{WORD[overflow]} at no factor")
+            parts.append(f"{WORD[overflow]} not even at the smallest factor")
     return f"With the inputs' amax underestimated, the loss rises: {', '.join(parts)}."
 
 
 def _hurting(dose: Dose, overflow: str) -> list[float]:
     """The factors whose cost can be told from zero, the smallest first, up to one whose can't."""
-    return list(takewhile(lambda factor: _all(dose, factor, overflow).low > 0, reversed(FACTORS)))
+    return list(takewhile(lambda factor: _all(dose, factor, overflow).low > 0, reversed(FACTORS[1:])))
 
 
 def _all(dose: Dose, factor: float, overflow: str, layers: str = "all") -> Interval:

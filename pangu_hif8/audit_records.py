@@ -93,7 +93,7 @@ def _share(facts: Facts, row: pd.Series, name: str) -> str:
     share = facts.value(f"{name}_w{window}_pct", row["saturated_pct"], ".1f", "%")
     length = facts.value(f"{name}_w{window}_window", window, "d")
     law = facts.value(f"{name}_w{window}_law_pct", row["law_pct"], ".1f", "%")
-    return f"in {share} [{low}, {high}] of steps with a window of {length} (law: {law})"
+    return f"in {share} [{low}, {high}] of (tensor, step) pairs with a window of {length} (law: {law})"
 
 
 _ENDS = ("low", "high")
@@ -104,7 +104,8 @@ def _basis(facts: Facts) -> str:
     return (
         "Replayed from the amaxes that this profile's quantized runs recorded; intervals are over steps, and "
         f"a window is left out where fewer than {least} steps have that many before them. The law is for "
-        "steps that are independent and alike; weights drift, so that a new maximum is common and small."
+        "steps that are independent and alike. A weight's amax drifts: its steps hang together, so that the law need "
+        "not hold, and the interval over steps is too narrow."
     )
 
 
