@@ -19,7 +19,7 @@ from pangu_hif8.page_facts import Facts
 from pangu_hif8.page_plots import GREY, PALETTE, Dot, draw_dots
 from pangu_hif8.plot_style import new_figure, style
 from pangu_hif8.results import ProfileResults
-from pangu_hif8.run_checks import GRADIENT
+from pangu_hif8.run_checks import GRADIENT, each_once
 from pangu_hif8.sampled import sampled_rows
 from pangu_hif8.sections import Section
 
@@ -74,6 +74,7 @@ def _gradients(results: ProfileResults, facts: Facts, name: str) -> str:
 
 def _sqnr(results: ProfileResults, name: str, kind: str) -> float:
     rows = sampled_rows(results, name)
+    rows = each_once(rows) if len(rows) else rows
     values = rows.loc[rows["kind"] == kind, "sqnr_db"] if len(rows) else pd.Series(dtype=float)
     finite = values[np.isfinite(values)]
     return float(finite.median()) if len(finite) else float("nan")

@@ -34,7 +34,7 @@ def build_labels(results: ProfileResults) -> Section:
         return Section("A1", title, SAYS, _does(), missing=reasons(results, ["A1-E1", "A1-E6"]))
     facts, names = Facts(), [name for name in RUNS if results.of(name)]
     heldout = _heldout(results, facts, names)
-    measured = f"{_training(results, facts, names)} {heldout}"
+    measured = f"{_training(results, facts, names)} {heldout}".strip()
     gaps = _gaps(results, facts)
     untrained = there(results, [(name, "E0") for name in names])
     return Section(
@@ -42,7 +42,7 @@ def build_labels(results: ProfileResults) -> Section:
         title=title,
         says=SAYS,
         does=_does(),
-        measured=f"{measured} {gaps}{across(results, pairs)}{not_there(results, RUNS)}",
+        measured=f"{measured} {gaps}{across(results, [*untrained, *pairs])}{not_there(results, RUNS)}",
         numbers=facts.numbers,
         table=pd.DataFrame(outcome_rows(results, [*untrained, *pairs])),
         figure=_figure(results, names),
@@ -56,7 +56,8 @@ def _does() -> str:
     return (
         "The data pipeline shifts the labels by one and the model shifts them again, so that it trains on "
         f"the token after next. Its loss starts at {losses.iloc[0]:.2f} nats (a uniform guess over the "
-        f"vocabulary is {uniform:.2f}) and ends at {losses.tail(LAST_PUBLISHED).mean():.2f}."
+        f"vocabulary is {uniform:.2f}); the mean of its last {LAST_PUBLISHED} steps is "
+        f"{losses.tail(LAST_PUBLISHED).mean():.2f}."
     )
 
 
@@ -81,7 +82,8 @@ def _heldout(results: ProfileResults, facts: Facts, names: list[str]) -> str:
         f"{name} {facts.nats(f'{name}_heldout', compare_heldout(results, name, 'E0', 'same_domain'))}"
         for name, _ in found
     ]
-    return f"Next-token loss on held-out text, minus the untouched model's: {', '.join(parts)}."
+    text = f"Next-token loss on held-out text, minus the untouched model's: {', '.join(parts)}."
+    return text if parts else ""
 
 
 def _gaps(results: ProfileResults, facts: Facts) -> str:

@@ -29,8 +29,12 @@ def there(results: ProfileResults, pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def reasons(results: ProfileResults, names: Iterable[str]) -> str:
-    """Why the named runs can't be used."""
-    return "; ".join(results.lacks(*names))
+    """Why the named runs can't be used, or compared with those that they are to be compared with."""
+    wanted, variants = list(names), {v.id: v for v in audit_variants(results.settings)}
+    others = [
+        name for own in wanted if own in variants for name in (variants[own].base, variants[own].against)
+    ]
+    return "; ".join(results.lacks(*dict.fromkeys([*wanted, *others])))
 
 
 def not_there(results: ProfileResults, names: Iterable[str]) -> str:

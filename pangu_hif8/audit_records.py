@@ -104,8 +104,8 @@ def _basis(facts: Facts) -> str:
     return (
         "Replayed from the amaxes that this profile's quantized runs recorded; intervals are over steps, and "
         f"a window is left out where fewer than {least} steps have that many before them. The law is for "
-        "steps that are independent and alike. A weight's amax drifts: its steps hang together, so that the law need "
-        "not hold, and the interval over steps is too narrow."
+        "steps that are independent and alike. A weight's amax drifts: its steps hang together, so that the "
+        "law need not hold, and the interval over steps is too narrow."
     )
 
 

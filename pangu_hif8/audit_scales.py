@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 
 from pangu_hif8.audit_parts import Pair, across, cells, not_there, outcome_row, reasons, there
 from pangu_hif8.comparisons import (
-    ape_table,
+    ape_interval,
     compare_accuracy,
     compare_heldout,
     saturation_rows,
     share_interval,
 )
-from pangu_hif8.metrics import Interval, mean_interval
+from pangu_hif8.metrics import Interval
 from pangu_hif8.page_facts import Facts
 from pangu_hif8.page_plots import GREY, PALETTE, Dot, draw_dots
 from pangu_hif8.plot_style import new_figure, style
@@ -35,6 +35,7 @@ class Question:
     runs: tuple[Pair, ...]
     beside: tuple[Pair, ...]  # whose outcomes are compared directly
     figure_title: str
+    note: str = ""  # how to read its numbers
 
 
 WINDOW = Question(
@@ -55,6 +56,7 @@ WINDOW = Question(
         ("A4-E8-published", "A4-E8-steps"),
     ),
     "Max-window by what its window counts",
+    " A pair counts as saturated if any micro-batch of the step exceeds the estimate that it was scaled by.",
 )
 WARMUP = Question(
     "A5",
@@ -94,12 +96,20 @@ def _build(results: ProfileResults, asked: Question) -> Section:
         title=asked.title,
         says=asked.says,
         does=asked.does,
-        measured=f"{finding}.{_joined(outcomes)}{across(results, pairs)}{not_there(results, needed)}",
+        measured=f"{finding}.{asked.note}{_ranks(results, asked, found)}{_joined(outcomes)}"
+        f"{across(results, pairs)}{not_there(results, needed)}",
         numbers=facts.numbers,
         table=pd.DataFrame([_row(results, pair, first) for pair in pairs]),
         figure=_figure(results, asked, found, first),
         finding=f"{finding}.",
     )
+
+
+def _ranks(results: ProfileResults, asked: Question, found: Sequence[Pair]) -> str:
+    """That an amax per rank can't show with one rank."""
+    sizes = {run.info.get("world_size") for name, _ in found for run in results.of(name)}
+    text = " All runs had one rank, so that an amax of each rank's own makes no difference here."
+    return text if asked is WINDOW and sizes == {1} else ""
 
 
 def _joined(outcomes: Sequence[str]) -> str:
@@ -118,9 +128,8 @@ def saturation_from(results: ProfileResults, name: str, first: int, kind: str = 
 
 
 def ape_from(results: ProfileResults, pair: Pair, first: int) -> Interval:
-    """APE in percent from a step on; over steps, of the mean over seeds."""
-    table = ape_table(results, *pair)
-    return mean_interval(table.loc[table["step"] >= first, "ape_pct"])
+    """APE in percent over the quantized steps from a step on; over steps and seeds."""
+    return ape_interval(results, *pair, quantized=True, from_step=first)
 
 
 def _scale_text(results: ProfileResults, facts: Facts, pair: Pair, first: int) -> str:

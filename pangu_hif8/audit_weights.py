@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pangu_hif8.audit_parts import Pair, not_there, outcome_rows, rate_of, reasons, there, with_prefix
+from pangu_hif8.audit_parts import Pair, across, not_there, outcome_rows, rate_of, reasons, there, with_prefix
 from pangu_hif8.comparisons import ape_interval, compare_accuracy, compare_heldout
 from pangu_hif8.errors import UserError
 from pangu_hif8.page_facts import Facts
@@ -44,7 +44,9 @@ def build_weights(results: ProfileResults) -> Section:
         title=title,
         says=SAYS,
         does=DOES,
-        measured=" ".join(part for part in parts if part) + not_there(results, names),
+        measured=" ".join(part for part in parts if part)
+        + across(results, pairs)
+        + not_there(results, names),
         numbers=facts.numbers,
         table=_table(results, pairs),
         figure=_figure(results, found),

@@ -24,6 +24,7 @@ from pangu_hif8.config import ModelConfig
 from pangu_hif8.metrics import Interval, mean_interval, with_seeds
 from pangu_hif8.plan_workload import shape_of
 from pangu_hif8.results import ProfileResults
+from pangu_hif8.run_checks import each_once
 from pangu_hif8.run_files import RunResult
 from pangu_hif8.sampled import sampled_rows
 from pangu_hif8.variants import Variant
@@ -187,7 +188,7 @@ def flushed(results: ProfileResults, name: str, kind: str = "input") -> Interval
 
 def _samples(results: ProfileResults, name: str, kind: str) -> pd.DataFrame:
     rows = sampled_rows(results, name)
-    return rows[rows["kind"] == kind] if len(rows) else rows
+    return each_once(rows[rows["kind"] == kind]) if len(rows) else rows
 
 
 def _over_steps(rows: pd.DataFrame, column: str) -> Interval:

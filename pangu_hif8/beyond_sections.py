@@ -14,11 +14,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from pangu_hif8.beyond_points import NO_SPREAD, SECOND, TRAINING_TEXT, Point, Sweep, ends, others, points_of
-from pangu_hif8.beyond_words import SAME, compared, counted, listed, side
+from pangu_hif8.beyond_words import Measure, compared, counted, counts_of, listed, side
 from pangu_hif8.comparisons import compare_accuracy, compare_answer_nll, compare_heldout
 from pangu_hif8.config import load_profile
 from pangu_hif8.errors import UserError
-from pangu_hif8.metrics import LEVEL, Interval
+from pangu_hif8.metrics import Interval
 from pangu_hif8.page_facts import Facts
 from pangu_hif8.results import ProfileResults
 from pangu_hif8.sections import Section
@@ -99,14 +99,7 @@ def build(sweep: Sweep, tell: Tell, results: ProfileResults) -> Section:
         says, measured, columns, figure = tell(part)
     except UserError as error:
         return replace(empty, missing=str(error))
-    domain = main_domain(sweep)
-    short = counted(
-        part.facts,
-        part.points,
-        DOMAIN_NAME[domain],
-        sweep.reference,
-        lambda name: part.heldout(name, domain, sweep.reference),
-    )
+    short = counted(part.facts, part.points, sweep.reference, _judged(part))
     table = pd.concat([rows_of(part), columns], axis=1)
     return replace(
         empty,
@@ -126,6 +119,15 @@ def part_of(results: BeyondResults, sweep: Sweep) -> Part:
     model, train = results.settings.model, results.settings.train
     facts.numbers["own"] = [model.num_first_hp_blocks, model.num_last_hp_blocks, train.bf16_warmup_steps]
     return Part(results, sweep, points, facts)
+
+
+def _judged(part: Part) -> dict[str, Measure]:
+    """What settings are counted by, by its words: the main domain first; F1 is about forgetting answers."""
+    own, first = part.sweep.reference, main_domain(part.sweep)
+    found: dict[str, Measure] = {DOMAIN_NAME[first]: lambda name: part.heldout(name, first, own)}
+    if first == SECOND:
+        return found | {"the true answers' negative log-likelihood": lambda name: part.nll(name, own)}
+    return found | {DOMAIN_NAME[SECOND]: lambda name: part.heldout(name, SECOND, own)}
 
 
 def main_domain(sweep: Sweep) -> str:
@@ -206,7 +208,8 @@ def all_sweeps(sweeps: Sequence[Sweep], results: ProfileResults) -> Section:
         for p in parts
         for point in others(p.points)
     ]
-    measured, numbers = _counts([row[2][0] for row in rows])
+    names = [DOMAIN_NAME[TRAINING_TEXT], DOMAIN_NAME[SECOND]]
+    measured, numbers = counts_of({n: [row[2][i] for row in rows] for i, n in enumerate(names)})
     figure = forest(rows, ["training text", "second domain"])
     return replace(empty, measured=measured, numbers=numbers, table=table, figure=figure)
 
@@ -225,20 +228,6 @@ def _overview(part: Part) -> pd.DataFrame:
         row |= {"training text against E5, E8": "(itself)" if own is None else side(own)}
         rows.append(row | {"cost": cost, "cost is": part.sweep.cost_name})
     return pd.DataFrame(rows)
-
-
-def _counts(found: Sequence[Interval]) -> tuple[str, dict[str, Any]]:
-    sides = [side(interval) for interval in found]
-    counts: dict[str, Any] = {where: sides.count(where) for where in dict.fromkeys(sides)}
-    said = ", ".join(f"{count} {where}" for where, count in counts.items())
-    num, by_chance = len(sides) - sides.count(SAME), (1 - LEVEL) * (len(sides) - sides.count(SAME))
-    text = (
-        f"Held-out loss on the training text of {len(found)} settings against that of E5 or E8, from which "
-        f"each differs in one thing: {said}. Of {num} intervals of {100 * LEVEL:g}%, {by_chance:.1f} would "
-        "lie on one side of zero by chance."
-    )
-    counts |= {"settings": len(found), "intervals": num, "level_pct": 100 * LEVEL, "by_chance": by_chance}
-    return text, counts
 
 
 def told(part: Part, what: str, values: Sequence[Interval], form: str) -> str:

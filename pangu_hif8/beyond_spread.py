@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from pangu_hif8.results import recorded_rows
+from pangu_hif8.run_checks import each_once
 from pangu_hif8.run_files import RunResult
 
 ALL, KINDS = "all", ("input", "weight")
@@ -23,9 +24,9 @@ def spread_trace(run: RunResult) -> pd.DataFrame:
     up_proj have one input: it counts once, as it does for the warm-up.
     """
     assert run.config.quantization
-    rows = recorded_rows(run)
-    rows = rows[~((rows["kind"] == "input") & (rows["layer"] == "up_proj"))]
-    amax = rows.pivot(index="step", columns=["kind", "block", "layer"], values="amax")
+    amax = each_once(recorded_rows(run)).pivot(
+        index="step", columns=["kind", "block", "layer"], values="amax"
+    )
     window = amax.rolling(run.config.quantization.amax_history_len)
     spread = ((window.max() - window.min()) / window.mean()).dropna()
     of_kind = {kind: spread.columns.get_level_values("kind") == kind for kind in KINDS}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pangu_hif8.beyond_points import Point, others
 from pangu_hif8.judgement import NOT_RESOLVABLE
-from pangu_hif8.metrics import Interval
+from pangu_hif8.metrics import LEVEL, Interval
 from pangu_hif8.page_facts import UNITS, Facts
 
 Measure = Callable[[str], Interval]
 BETTER, WORSE, SAME, OPEN = "lower", "higher", "the same", NOT_RESOLVABLE
+SIDES = (BETTER, WORSE, SAME, OPEN)
 
 
 def side(difference: Interval) -> str:
@@ -63,18 +65,39 @@ def facts_value(facts: Facts, name: str, value: float) -> float:
     return value
 
 
-def counted(facts: Facts, points: Sequence[Point], what: str, than: str, measure: Measure) -> str:
-    """The short form: how many settings lie on which side."""
-    sides = [side(measure(point.name)) for point in others(points)]
-    counts = {where: sides.count(where) for where in (BETTER, WORSE, SAME, OPEN)}
-    for where, number in counts.items():
-        facts.value(f"settings_{where}".replace(" ", "_"), number)
-    facts.value("settings_tried", len(sides))
-    return (
-        f"Of {len(sides)} other settings, {counts[BETTER]} have a lower {what} than {than} and "
-        f"{counts[WORSE]} a higher one; {f'{counts[SAME]} have the same; ' if counts[SAME] else ''}"
-        f"{counts[OPEN]} are {OPEN}."
+def counted(facts: Facts, points: Sequence[Point], than: str, measures: Mapping[str, Measure]) -> str:
+    """The short form: how many settings lie on which side of `than`, by each of some measures."""
+    parts = []
+    for number, (what, measure) in enumerate(measures.items()):
+        sides = [side(measure(point.name)) for point in others(points)]
+        for where in SIDES:
+            facts.value(f"settings_{where}_{number}".replace(" ", "_"), sides.count(where))
+        parts.append(f"{what}: {_tally(sides)}")
+    num = facts.value("settings_tried", len(others(points)), "d")
+    return f"{num} other settings against {than}, by {'; by '.join(parts)}."
+
+
+def _tally(sides: Sequence[str]) -> str:
+    """How many lie where, in words."""
+    return ", ".join(f"{sides.count(where)} {where}" for where in SIDES if where in sides)
+
+
+def counts_of(found: Mapping[str, Sequence[Interval]]) -> tuple[str, dict[str, Any]]:
+    """All sweeps' settings by side, for each measure, and what chance alone would give; words and numbers."""
+    numbers: dict[str, Any] = {"level_pct": 100 * LEVEL}
+    parts, num = [], 0
+    for what, intervals in found.items():
+        sides = [side(interval) for interval in intervals]
+        num += len(sides) - sides.count(SAME)
+        numbers |= {what: {where: sides.count(where) for where in SIDES}, "settings": len(sides)}
+        parts.append(f"{what}: {_tally(sides)}")
+    numbers |= {"intervals": num, "by_chance": (1 - LEVEL) * num}
+    text = (
+        f"{numbers['settings']} settings against E5 or E8, from which each differs in one thing, by "
+        f"{'; by '.join(parts)}. If nothing differed, of these {num} intervals of {100 * LEVEL:g}% "
+        f"{numbers['by_chance']:.1f} would be expected to lie on one side of zero all the same."
     )
+    return text, numbers
 
 
 def listed(points: Sequence[Point], text: Callable[[Point], str]) -> str:

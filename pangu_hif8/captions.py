@@ -27,7 +27,7 @@ from pangu_hif8.late_ape import MAX_WINDOW, ape_gap, common_start, switches_text
 from pangu_hif8.late_ape import late_ape as late_ape_of
 from pangu_hif8.metrics import Interval
 from pangu_hif8.results import ProfileResults
-from pangu_hif8.run_checks import KINDS
+from pangu_hif8.run_checks import KINDS, each_once
 from pangu_hif8.sampled import sampled_experiments, sampled_rows, sqnr_by_block
 
 
@@ -150,7 +150,7 @@ def sampled_sqnr(results: ProfileResults) -> str:
     """Median SQNR of inputs and weights by experiment, and the place where it is lowest."""
 
     def text(name: str) -> str:
-        medians = sampled_rows(results, name).groupby("kind")["sqnr_db"].median()
+        medians = each_once(sampled_rows(results, name)).groupby("kind")["sqnr_db"].median()
         return " and ".join(f"{medians[kind]:.1f}" for kind in KINDS)
 
     low = sqnr_by_block(results).sort_values("sqnr_db", kind="stable").iloc[0]

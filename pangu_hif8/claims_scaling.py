@@ -41,6 +41,7 @@ from pangu_hif8.judgement import (
     shown,
 )
 from pangu_hif8.results import ProfileResults, recorded_rows
+from pangu_hif8.run_checks import each_once
 
 TENSOR = ["seed", "block", "layer", "kind"]
 RELATIVE_TOLERANCE = 1e-6  # the CSV keeps nine digits of a float32
@@ -145,7 +146,7 @@ def _with_window_max(results: ProfileResults, experiment: str) -> pd.DataFrame:
         assert run.config.quantization is not None
         window = run.config.quantization.amax_history_len
         recorded = recorded_rows(run)
-        rows = recorded[recorded["kind"] == "input"].sort_values("step").assign(seed=run.seed)
+        rows = each_once(recorded[recorded["kind"] == "input"]).sort_values("step").assign(seed=run.seed)
         past = rows.groupby(TENSOR)["amax"].transform(lambda x, w=window: x.shift(1).rolling(w, 1).max())
         kept.append(rows.assign(window_max=past)[rows["step"] >= run.info["quantized_from_step"]])
     return pd.concat(kept, ignore_index=True).dropna(subset=["window_max"])

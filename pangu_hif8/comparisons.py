@@ -234,7 +234,7 @@ def ape_interval(
     if not wanted.any():
         raise UserError(f"{experiment} and {baseline} have no such step from {from_step} on")
     chosen = series[:, wanted]
-    return with_seeds(mean_interval(chosen.mean(axis=0)), chosen.mean(axis=1))
+    return with_seeds(mean_interval(chosen.mean(axis=0)), chosen.mean(axis=1)).cut(0.0, np.inf)
 
 
 def late_loss_difference(

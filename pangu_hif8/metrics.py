@@ -227,10 +227,12 @@ def record_share(history_len: ArrayLike) -> Floats:
 def expected_record_share(num_steps: int, window: int, prefilled: int = 0) -> float:
     """Mean of the record law over steps whose history grows from `prefilled` to `window` entries.
 
-    A first step without history is scaled by itself and can't saturate: it counts as 0.
+    A first step without history is left out, since the law says nothing of it: it is scaled by the amax of
+    its own first micro-batch, which a later one may exceed. NaN when no step is left.
     """
     lengths = np.minimum(np.arange(num_steps) + prefilled, window)
-    return float(np.where(lengths >= 1, record_share(np.maximum(lengths, 1)), 0.0).mean())
+    known = lengths[lengths >= 1]
+    return float(record_share(known).mean()) if known.size else float("nan")
 
 
 def scale_jitter(estimates: ArrayLike) -> float:

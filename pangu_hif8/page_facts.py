@@ -56,7 +56,8 @@ class Facts:
     def percent(self, name: str, interval: Interval, digits: int = 1) -> str:
         """A value that is in percent already."""
         self.numbers |= numbers_of(f"{name}_pct", interval)
-        return f"{interval.value:.{digits}f}% [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+        form = ".1e" if 0 < abs(interval.value) < 0.5 * 10**-digits else f".{digits}f"
+        return f"{interval.value:{form}}% [{interval.low:{form}}, {interval.high:{form}}]"
 
     def value(self, name: str, value: float, form: str = ".2f", unit: str = "") -> str:
         """A value without an interval; NaN as "none"."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pangu_hif8.metrics import Floats
 from pangu_hif8.results import ProfileResults, recorded_rows
+from pangu_hif8.run_checks import each_once
 from pangu_hif8.run_files import RunResult
 
 WINDOWS = (1, 2, 4, 8, 16, 32, 64)
@@ -54,9 +55,7 @@ def _of_run(run: RunResult, kind: str) -> Iterator[Traces]:
     """The tensors that all recorded in the same steps together, any other by itself."""
     rows = recorded_rows(run)
     rows = rows[(rows["kind"] == kind) & (rows["amax"] > 0)]
-    if kind == "input":
-        rows = rows[rows["layer"] != "up_proj"]
-    table = rows.pivot(index="step", columns=["block", "layer"], values="amax")
+    table = each_once(rows).pivot(index="step", columns=["block", "layer"], values="amax")
     gaps = table.isna().any()
     parts = [table.loc[:, ~gaps], *(table.loc[:, [name]].dropna() for name in table.columns[gaps])]
     for part in parts:

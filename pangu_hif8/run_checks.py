@@ -37,6 +37,11 @@ GRADIENT = "gradient"
 DOMAINS = ("same_domain", "second_domain")
 
 
+def each_once(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of tensors without the inputs of up_proj: it reads the tensor that gate_proj reads."""
+    return rows[~((rows["kind"] == "input") & (rows["layer"] == "up_proj"))]
+
+
 class Unusable(Exception):
     """A run that the report must not use; the text says why."""
 

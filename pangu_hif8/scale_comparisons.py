@@ -17,6 +17,7 @@ from pangu_hif8.metrics import (
     with_seeds,
 )
 from pangu_hif8.results import ProfileResults, quantized_rows
+from pangu_hif8.run_checks import each_once
 from pangu_hif8.run_files import RunResult
 
 
@@ -35,14 +36,17 @@ def taken_steps(steps: pd.DataFrame) -> pd.DataFrame:
 def saturation_rows(
     results: ProfileResults, experiment: str, kind: str, layer: str | None = None
 ) -> pd.DataFrame:
-    """Quantized (tensor, step) rows of one kind, all seeds, with a column seed; no skipped step."""
+    """Quantized (tensor, step) rows of one kind, all seeds, with a column seed; no skipped step.
+
+    gate_proj and up_proj have one input: over all layers it counts once.
+    """
     parts = [(run.seed, quantized_rows(run)) for run in results.of(experiment)]
     tables = [table.assign(seed=seed) for seed, table in parts if table is not None]
     if not tables:
         raise UserError(f"{experiment} is not quantized or has no run")
     rows = pd.concat(tables, ignore_index=True)
     rows = rows[rows["kind"] == kind]
-    return rows if layer is None else rows[rows["layer"] == layer]
+    return each_once(rows) if layer is None else rows[rows["layer"] == layer]
 
 
 def saturation_interval(
@@ -95,13 +99,8 @@ class JitterGap:
 
 
 def jitter_gap(results: ProfileResults, first: str, second: str) -> JitterGap | None:
-    """How much more the first run's input scales move from step to step; None with too few steps.
-
-    gate_proj and up_proj have one input: it counts once.
-    """
-    parts = [
-        _jitter_by_seed(results, name, "input").drop("up_proj", level="layer") for name in (first, second)
-    ]
+    """How much more the first run's input scales move from step to step; None with too few steps."""
+    parts = [_jitter_by_seed(results, name, "input") for name in (first, second)]
     joined = pd.concat(parts, axis=1, keys=["first", "second"], join="inner").dropna()
     tensors = joined.groupby(["block", "layer"]).mean()
     if len(tensors) < 2:
@@ -119,4 +118,5 @@ def expected_share(results: ProfileResults, experiment: str) -> float | None:
         return None
     steps = taken_steps(steps_of(results.of(experiment)[0]))["quantized"]
     window, prefilled = windows[quantization.amax_compute_algo], int((steps == 0).sum())
-    return expected_record_share(len(steps) - prefilled, window, prefilled=prefilled)
+    share = expected_record_share(len(steps) - prefilled, window, prefilled=prefilled)
+    return share if np.isfinite(share) else None

@@ -42,16 +42,16 @@ def write_variants(
             write_config(directory, config, (dials or {}).get(variant.id, Dial()))
 
 
-def write_dose(profile: str = "smoke") -> None:
-    """A dose response in the results directory in use; clipping costs more than the taper."""
+def write_dose(profile: str = "smoke", taper: float = 0.002) -> None:
+    """A dose response in the results directory in use; clipping costs more than the taper (nats a factor)."""
     task = dose_task(load_profile(profile)).name
     by_name = {point.name: point for point in points()}
     inputs = dose_inputs(profile) | MADE
-    dose_file(profile).make(inputs, by_name, lambda name: _dose_rows(by_name[name], task))
+    dose_file(profile).make(inputs, by_name, lambda name: _dose_rows(by_name[name], task, taper))
 
 
-def _dose_rows(point: Point, task: str) -> list[Row]:
-    cost = (1 - point.factor) * {"saturate": 0.5, "taper": 0.002}[point.overflow]
+def _dose_rows(point: Point, task: str, taper: float) -> list[Row]:
+    cost = (1 - point.factor) * {"saturate": 0.5, "taper": taper}[point.overflow]
     own = np.random.default_rng([round(100 * point.factor), len(point.overflow), len(point.layers)])
     rows: list[Row] = []
     for domain in ("same_domain", "second_domain"):

@@ -12,18 +12,19 @@ from typing import Any
 
 import pytest
 from fake_results import Dial, write_tree
-from fake_variants import DIALS, write_audit, write_variants
+from fake_variants import DIALS, write_audit, write_dose, write_variants
 from numerals import untraced
 
 from pangu_hif8.audit import SECTIONS, build_audit
 from pangu_hif8.audit_variants import audit_variants
 from pangu_hif8.config import load_profile
 from pangu_hif8.dose_files import EXACT, read_dose
+from pangu_hif8.errors import UserError
 from pangu_hif8.files import sha256_file
 from pangu_hif8.paths import ROOT
 from pangu_hif8.results import ProfileResults, load_profile_results
 from pangu_hif8.run_checks import Unusable
-from pangu_hif8.sections import Page
+from pangu_hif8.sections import Page, Section
 from pangu_hif8.variant_runs import variant_results
 
 LAPTOP = ROOT / "results" / "laptop" / "audit" / "summary.json"
@@ -132,6 +133,14 @@ def test_saturation_costs_by_dose(page: Page) -> None:
     assert found["dose_csv_sha256"] == sha256_file(page.directory / "dose.csv")
 
 
+def test_a_dose_that_costs_at_every_factor_has_the_mildest_as_its_threshold(results: Path) -> None:
+    write_tree(results, "smoke")
+    write_dose(taper=0.4)
+    section = build_audit("smoke").sections["A3"]
+    assert section.numbers["dose_taper_from_factor"] == section.numbers["dose_saturate_from_factor"] == 0.9
+    assert "tapered from a factor of 0.9 on" in section.measured
+
+
 def test_the_window_s_rows_have_their_shares(page: Page) -> None:
     found, table = numbers(page, "A4"), page.sections["A4"].table
     assert found["A4-E8-micro_saturated_pct"] == pytest.approx(20, abs=1)
@@ -202,6 +211,19 @@ def test_a_section_with_some_of_its_runs_shows_them_and_names_the_others(results
         assert untraced(section.measured, section.numbers) == [], name
 
 
+def test_a_section_that_cannot_be_compared_says_why_and_costs_the_others_nothing(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(found: ProfileResults) -> Section:
+        raise UserError("E7 and E6 have no step that neither skipped")
+
+    write_audit(results)
+    monkeypatch.setitem(SECTIONS, "A5", fails)
+    page = build_audit("smoke")
+    assert [name for name, section in page.sections.items() if section.missing] == ["A5"]
+    assert page.text("A5") == "Not measured: E7 and E6 have no step that neither skipped"
+
+
 @pytest.mark.parametrize("lost", ["E0", "E1", "E2", "E6", "E7", "E8"])
 def test_an_experiment_that_is_missing_stops_no_section(
     found: ProfileResults, tree: Path, monkeypatch: pytest.MonkeyPatch, lost: str
@@ -209,7 +231,8 @@ def test_an_experiment_that_is_missing_stops_no_section(
     monkeypatch.setenv("PANGU_HIF8_RESULTS", str(tree))
     runs = {key: run for key, run in found.runs.items() if key[0] != lost}
     sections = [build(replace(found, runs=runs)) for build in SECTIONS.values()]
-    assert [s.id for s in sections if s.missing] == []
+    assert [s.id for s in sections if s.missing] == (["A5"] if lost == "E6" else [])
+    assert all(bool(s.missing) != bool(s.measured) for s in sections)
     assert [untraced(s.measured, s.numbers) for s in sections] == [[]] * 8
 
 

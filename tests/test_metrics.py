@@ -200,12 +200,10 @@ def test_record_law_holds_for_independent_steps() -> None:
 
 
 def test_expected_share_of_a_growing_history() -> None:
-    assert metrics.expected_record_share(4, 2) == pytest.approx(
-        (0 + 1 / 2 + 1 / 3 + 1 / 3) / 4
-    )  # step 1 scales by itself
+    assert metrics.expected_record_share(4, 2) == pytest.approx((1 / 2 + 1 / 3 + 1 / 3) / 3)  # step 1 is cold
     assert metrics.expected_record_share(3, 2, prefilled=2) == pytest.approx(1 / 3)
-    assert metrics.expected_record_share(50, 1) == pytest.approx(0.5 * 49 / 50)
-    assert metrics.expected_record_share(1, 8) == 0.0
+    assert metrics.expected_record_share(50, 1) == pytest.approx(0.5)
+    assert np.isnan(metrics.expected_record_share(1, 8))
 
 
 def test_scale_jitter_counts_octaves() -> None:

@@ -107,7 +107,9 @@ def test_kill_9_at_ten_random_moments_costs_no_step_before_the_last_checkpoint(t
         time.sleep(draw.uniform(0, 0.03))
         child.kill()
         child.join()
-        if child.exitcode == 0:  # a machine so fast, or a sleep so long, that the run was over before the kill
+        if (
+            child.exitcode == 0
+        ):  # a machine so fast, or a sleep so long, that the run was over before the kill
             break
         killed += 1
         found = checkpoints(tmp_path / "many" / "progress")
