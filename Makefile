@@ -53,7 +53,7 @@ SCOPE    = --profile $(PROFILE) --seeds "$(SEEDS)" --only "$(ONLY)"
 LIMIT    = $(if $(strip $(TIMEOUT)),--timeout $(strip $(TIMEOUT)))
 
 .PHONY: help venv reproduce pipeline E0-seed0 $(RUNS) report audit beyond rehearse test check lint types sources \
-        exhaustive bench bench-steps lab clean
+        exhaustive bench bench-steps bench-block bench-growth lab clean
 
 help:
 	@echo "make reproduce   run the eight experiments as notebooks and write the report"
@@ -66,6 +66,8 @@ help:
 	@echo "make exhaustive  prove the number format for all 2^32 float32 inputs (some minutes)"
 	@echo "make bench       measure the number format's speed beside a copy and its peers (some minutes)"
 	@echo "make bench-steps measure what quantization costs a training step (some 17 minutes)"
+	@echo "make bench-block  measure a block of the paper's shape: time, memory, peers (some minutes)"
+	@echo "make bench-growth measure how the cost grows with window, blocks, batch and processes (some minutes)"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make clean       remove the cache, checkpoints, stamps and results/smoke; other results stay"
 	@echo ""
@@ -134,6 +136,12 @@ bench: venv
 
 bench-steps: venv
 	@$(VENV)/bin/python benchmarks/step_time.py
+
+bench-block: venv
+	@$(VENV)/bin/python benchmarks/block_time.py
+
+bench-growth: venv
+	@$(VENV)/bin/python benchmarks/growth.py
 
 lab: venv
 	@$(RUN) lab

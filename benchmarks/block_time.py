@@ -1,0 +1,211 @@
+"""What does HiF8 cost one transformer block of the paper's shape, in time and in memory kept for backward?
+
+The block is openPangu-Embedded-1B's (width 1,536, MLP 6,144, 12 heads, 6 of them for keys and values,
+biases), in float32, on sequences of 1,024 tokens. A step is forward, backward, AdamW over the block's weights
+and the scales' update. Every kind of step trains the same weights in one process; a round gives each a
+turn, in an order drawn anew; ratios are formed within a round. Memory: block_memory.py, one process a kind.
+
+    python benchmarks/block_time.py [--sequences N] [--rounds N] [--out DIRECTORY]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from block_table import EVAL, EVAL_PLAIN, PLAIN, Kept, as_csv, as_markdown
+from format_speed import written_out
+from speed_table import busy_cores, machine
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from pangu_hif8 import quantized_linear
+from pangu_hif8.amax import tensor_to_amax
+from pangu_hif8.config import QuantConfig
+from pangu_hif8.files import write_text
+from pangu_hif8.linear import prepare_qat
+from pangu_hif8.saved_codes import save_inputs_as_codes
+from pangu_hif8.scaling import ScalingState
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 6,
+    "attention_bias": True,
+}
+LENGTH, LR = 1024, 1e-6
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of step. `algo` None: the plain block."""
+
+    algo: str | None = None
+    codes: bool = False
+    written_out: bool = False
+    evaluates: bool = False
+
+
+KINDS = {
+    PLAIN: Kind(),
+    "max_window": Kind("max_window"),
+    "current": Kind("current"),
+    "max_window, inputs kept as codes": Kind("max_window", codes=True),
+    "max_window, format written out in torch ops": Kind("max_window", written_out=True),
+    EVAL_PLAIN: Kind(evaluates=True),
+    EVAL: Kind("max_window", evaluates=True),
+}
+
+
+class OneBlock(nn.Module):
+    """A decoder block where `prepare_qat` looks for it."""
+
+    def __init__(self, shape: dict[str, Any]) -> None:
+        super().__init__()
+        config = LlamaConfig(**shape, num_hidden_layers=1, attn_implementation="sdpa")
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList([LlamaDecoderLayer(config, 0)])
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1])[None]
+        found = self.model.layers[0](x, position_embeddings=self.rotary(x, places), position_ids=places)
+        out: Tensor = found if isinstance(found, Tensor) else found[0]
+        return out
+
+
+class Runner:
+    """A block of one kind around shared weights, and its step."""
+
+    def __init__(self, kind: Kind, base: OneBlock, adamw: torch.optim.Optimizer) -> None:
+        self.kind, self.adamw = kind, adamw
+        self.block = copy.deepcopy(base, {id(p): p for p in base.parameters()})
+        self.state: ScalingState | None = None
+        if kind.algo:
+            self.state = prepare_qat(self.block, QuantConfig(amax_compute_algo=kind.algo), 0, 0)
+            self.state.set_mode("quantize")
+        if kind.codes:
+            save_inputs_as_codes(self.block)
+
+    def step(self, x: Tensor, gradient: Tensor) -> None:
+        """One step of training, or the forward pass of an evaluation."""
+        with _writing_out() if self.kind.written_out else nullcontext():
+            if self.kind.evaluates:
+                self._evaluate(x)
+            else:
+                self._train(x, gradient)
+
+    def _train(self, x: Tensor, gradient: Tensor) -> None:
+        self.block(x).backward(gradient)
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+        if self.state:
+            self.state.update()
+
+    def _evaluate(self, x: Tensor) -> None:
+        if self.state and self.state.mode != "frozen":
+            self.block(x).sum().backward()  # it gives every slot its scale
+            self.adamw.zero_grad(set_to_none=True)
+            self.state.update()
+            self.state.set_mode("frozen")
+        with torch.no_grad():
+            self.block(x)
+
+
+def _writing_out() -> AbstractContextManager[Any]:
+    """The same layer with the format as its definition reads, pass by pass, as simulators have it."""
+
+    def qdq(x: Tensor, scale: Tensor, settings: Any, with_amax: bool) -> tuple[Tensor, Tensor | None]:
+        scaled = (x.detach() * scale).clamp(-settings.hif8_max, settings.hif8_max)
+        return written_out(scaled) / scale, tensor_to_amax(x) if with_amax else None
+
+    return mock.patch.object(quantized_linear, "_qdq", qdq)
+
+
+def batch(num_sequences: int, width: int, length: int) -> tuple[Tensor, Tensor]:
+    """An input that asks for a gradient, and the output's gradient."""
+    x, gradient = (torch.randn(num_sequences, length, width) for _ in range(2))
+    return x.requires_grad_(), 1e-3 * gradient
+
+
+def time_rounds(runners: dict[str, Runner], data: tuple[Tensor, Tensor], num: int) -> dict[str, list[float]]:
+    """Seconds of every kind of step in each round, after one that gives every slot its scale."""
+    found: dict[str, list[float]] = {name: [] for name in runners}
+    order, rng = list(runners), random.Random(0)
+    for number in range(num + 1):
+        rng.shuffle(order)
+        for name in order:
+            started = time.perf_counter()
+            runners[name].step(*data)
+            if number:
+                found[name].append(time.perf_counter() - started)
+        print(f"round {number} of {num}", flush=True)
+    return found
+
+
+# ---- how it runs -----------------------------------------------------------------------------------------
+
+
+def measure(shape: dict[str, Any], num_sequences: int, length: int, num: int) -> dict[str, list[float]]:
+    """Seconds of every kind of step in each round; all have one set of weights and one optimizer."""
+    torch.manual_seed(0)
+    base = OneBlock(shape)
+    adamw = torch.optim.AdamW(base.parameters(), lr=LR)
+    runners = {name: Runner(kind, base, adamw) for name, kind in KINDS.items()}
+    return time_rounds(runners, batch(num_sequences, shape["hidden_size"], length), num)
+
+
+def kept(shape: dict[str, Any], num_sequences: int, length: int) -> dict[str, Kept]:
+    """What each kind of training step keeps for backward, and the peak memory of a process that runs it."""
+    found = {}
+    for name in (name for name, kind in KINDS.items() if not (kind.evaluates or kind.written_out)):
+        sizes = [str(num_sequences), str(length), json.dumps(shape)]
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("block_memory.py")), name, *sizes],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        found[name] = Kept(**json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description="Time a block of the paper's shape with and without HiF8.")
+    parser.add_argument("--sequences", type=int, default=4, help="of 1,024 tokens; 4 by default")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    options = parser.parse_args(arguments)
+    before = busy_cores()
+    times = measure(SHAPE, options.sequences, LENGTH, options.rounds)
+    head = [
+        *machine(),
+        f"Cores busy with other work before and after: {before:.1f} and {busy_cores():.1f}.",
+        "",
+        f"{options.sequences} x {LENGTH:,} tokens, {options.rounds} rounds, "
+        f"{torch.get_num_threads()} threads.",
+    ]
+    table = as_csv(times, kept(SHAPE, options.sequences, LENGTH))
+    write_text(options.out / "block_time.csv", table)
+    text = as_markdown(table, head)
+    write_text(options.out / "block_time.md", text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The benchmark of a block: every kind of step runs, memory follows from shapes, tables say the numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from pangu_hif8.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import block_memory
+import block_table
+import block_time
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "attention_bias": True,
+}
+
+
+@pytest.fixture(scope="module")
+def times() -> dict[str, list[float]]:
+    return block_time.measure(SMALL, 2, 16, 3)
+
+
+def test_every_kind_of_step_is_timed_in_every_round(times: dict[str, list[float]]) -> None:
+    assert list(times) == list(block_time.KINDS)
+    assert all(len(found) == 3 and min(found) > 0 for found in times.values())
+
+
+@pytest.mark.parametrize("name", ["current", "max_window, inputs kept as codes"])
+def test_a_kind_changes_no_gradient_but_by_the_format(name: str) -> None:
+    """Kept as codes or not, the gradients are the same; quantized or not, they differ."""
+    found = {}
+    for kind in ("plain", "max_window", name):
+        torch.manual_seed(0)
+        base = block_time.OneBlock(SMALL)
+        runner = block_time.Runner(block_time.KINDS[kind], base, torch.optim.AdamW(base.parameters(), lr=0.0))
+        x, gradient = block_time.batch(2, 32, 16)
+        runner.step(x, gradient)
+        assert x.grad is not None
+        found[kind] = x.grad.clone()
+    assert not found["plain"].equal(found[name])
+    assert found["max_window"].equal(found[name])  # a first step has its own amax
+
+
+def test_the_format_written_out_has_the_same_bits() -> None:
+    found = []
+    for kind in ("max_window", "max_window, format written out in torch ops"):
+        torch.manual_seed(0)
+        base = block_time.OneBlock(SMALL)
+        runner = block_time.Runner(block_time.KINDS[kind], base, torch.optim.AdamW(base.parameters(), lr=0.0))
+        x, gradient = block_time.batch(2, 32, 16)
+        runner.step(x, gradient)
+        found.append(x.grad)
+    assert found[0] is not None and found[1] is not None and found[0].equal(found[1])
+
+
+def test_memory_is_what_the_shapes_say() -> None:
+    tokens = 2 * 16
+    found = {name: block_memory.measure(name, 2, 16, SMALL) for name in ("plain", "max_window", CODES)}
+    floats = 4 * tokens * (32 + 48)  # gate and up have one input
+    assert found["plain"]["inputs_bytes"] == found["max_window"]["inputs_bytes"] == floats
+    assert found[CODES]["inputs_bytes"] == floats / 4
+    assert found["plain"]["kept_bytes"] == found["max_window"]["kept_bytes"]
+    assert found["plain"]["kept_bytes"] - found[CODES]["kept_bytes"] == 0.75 * floats
+
+
+CODES = block_table.CODES
+
+
+def test_the_tables_say_what_was_measured(times: dict[str, list[float]]) -> None:
+    kept = {"plain": block_table.Kept(400, 1000, 2000), "max_window": block_table.Kept(400, 1000, 2100)}
+    kept[CODES] = block_table.Kept(100, 700, 1800)
+    times = times | {"plain": [1.0, 2.0, 3.0], "max_window": [1.05, 2.2, 3.3]}
+    rows = {row["step"]: row for row in csv.DictReader(io.StringIO(block_table.as_csv(times, kept)))}
+    assert float(rows["max_window"]["ratio"]) == pytest.approx(1.1)
+    assert rows["max_window"]["reached"].startswith("yes") and rows["max_window"]["goal"] == "1.1"
+    assert rows[block_table.EVAL]["than"] == block_table.EVAL_PLAIN
+    assert rows[CODES]["inputs_bytes"] == "100" and rows["current"]["inputs_bytes"] == ""
+    text = block_table.as_markdown(block_table.as_csv(times, kept), ["a machine"])
+    assert "times float32's: yes (0.2500)" in text and "| max_window | plain | 2200.0 | 1.100 |" in text
+    assert "0.0 (0.25) | 0.0 (0.70) | 0.0 (0.90) |" in text
