@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
 import json
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ SHAPE: dict[str, Any] = {
     "attention_bias": True,
 }
 LENGTH, LR = 1024, 1e-6
+Clock = Callable[[], float]  # seconds
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Kind:
     algo: str | None = None
     codes: bool = False
     written_out: bool = False
+    torchao: bool = False
     evaluates: bool = False
 
 
@@ -66,9 +69,11 @@ KINDS = {
     "current": Kind("current"),
     "max_window, inputs kept as codes": Kind("max_window", codes=True),
     "max_window, format written out in torch ops": Kind("max_window", written_out=True),
+    "float8 QAT of torchao (e4m3, scales of its own)": Kind(torchao=True),
     EVAL_PLAIN: Kind(evaluates=True),
     EVAL: Kind("max_window", evaluates=True),
 }
+MEASURED_IN_MEMORY = ("plain", "max_window", "current", "max_window, inputs kept as codes")
 
 
 class OneBlock(nn.Module):
@@ -100,6 +105,8 @@ class Runner:
             self.state.set_mode("quantize")
         if kind.codes:
             save_inputs_as_codes(self.block)
+        if kind.torchao:
+            _use_torchao(self.block)
 
     def step(self, x: Tensor, gradient: Tensor) -> None:
         """One step of training, or the forward pass of an evaluation."""
@@ -126,6 +133,23 @@ class Runner:
             self.block(x)
 
 
+def kinds_here() -> dict[str, Kind]:
+    """Those that can run: torchao is no dependency of this project (benchmarks/README.md)."""
+    has_torchao = importlib.util.find_spec("torchao") is not None
+    return {name: kind for name, kind in KINDS.items() if has_torchao or not kind.torchao}
+
+
+def _use_torchao(block: OneBlock) -> None:
+    """torchao's fake-quantized linears in the place of ours: input and weight, a scale for each tensor."""
+    qat: Any = importlib.import_module("torchao.quantization.qat")
+    granularity = importlib.import_module("torchao.quantization.granularity").PerTensor()
+    config = qat.Float8FakeQuantizeConfig(granularity=granularity)
+    mlp = block.model.layers[0].mlp
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        made = qat.FakeQuantizedLinear.from_linear(getattr(mlp, name), config, config)
+        setattr(mlp, name, made)
+
+
 def _writing_out() -> AbstractContextManager[Any]:
     """The same layer with the format as its definition reads, pass by pass, as simulators have it."""
 
@@ -142,17 +166,19 @@ def batch(num_sequences: int, width: int, length: int) -> tuple[Tensor, Tensor]:
     return x.requires_grad_(), 1e-3 * gradient
 
 
-def time_rounds(runners: dict[str, Runner], data: tuple[Tensor, Tensor], num: int) -> dict[str, list[float]]:
+def time_rounds(
+    runners: dict[str, Runner], data: tuple[Tensor, Tensor], num: int, clock: Clock
+) -> dict[str, list[float]]:
     """Seconds of every kind of step in each round, after one that gives every slot its scale."""
     found: dict[str, list[float]] = {name: [] for name in runners}
     order, rng = list(runners), random.Random(0)
     for number in range(num + 1):
         rng.shuffle(order)
         for name in order:
-            started = time.perf_counter()
+            started = clock()
             runners[name].step(*data)
             if number:
-                found[name].append(time.perf_counter() - started)
+                found[name].append(clock() - started)
         print(f"round {number} of {num}", flush=True)
     return found
 
@@ -160,19 +186,21 @@ def time_rounds(runners: dict[str, Runner], data: tuple[Tensor, Tensor], num: in
 # ---- how it runs -----------------------------------------------------------------------------------------
 
 
-def measure(shape: dict[str, Any], num_sequences: int, length: int, num: int) -> dict[str, list[float]]:
+def measure(
+    shape: dict[str, Any], num_sequences: int, length: int, num: int, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of every kind of step in each round; all have one set of weights and one optimizer."""
     torch.manual_seed(0)
     base = OneBlock(shape)
     adamw = torch.optim.AdamW(base.parameters(), lr=LR)
-    runners = {name: Runner(kind, base, adamw) for name, kind in KINDS.items()}
-    return time_rounds(runners, batch(num_sequences, shape["hidden_size"], length), num)
+    runners = {name: Runner(kind, base, adamw) for name, kind in kinds_here().items()}
+    return time_rounds(runners, batch(num_sequences, shape["hidden_size"], length), num, clock)
 
 
 def kept(shape: dict[str, Any], num_sequences: int, length: int) -> dict[str, Kept]:
     """What each kind of training step keeps for backward, and the peak memory of a process that runs it."""
     found = {}
-    for name in (name for name, kind in KINDS.items() if not (kind.evaluates or kind.written_out)):
+    for name in MEASURED_IN_MEMORY:
         sizes = [str(num_sequences), str(length), json.dumps(shape)]
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("block_memory.py")), name, *sizes],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def times() -> dict[str, list[float]]:
 
 
 def test_every_kind_of_step_is_timed_in_every_round(times: dict[str, list[float]]) -> None:
-    assert list(times) == list(block_time.KINDS)
+    assert list(times) == list(block_time.kinds_here())
     assert all(len(found) == 3 and min(found) > 0 for found in times.values())
 
 
@@ -89,3 +90,17 @@ def test_the_tables_say_what_was_measured(times: dict[str, list[float]]) -> None
     text = block_table.as_markdown(block_table.as_csv(times, kept), ["a machine"])
     assert "times float32's: yes (0.2500)" in text and "| max_window | plain | 2200.0 | 1.100 |" in text
     assert "0.0 (0.25) | 0.0 (0.70) | 0.0 (0.90) |" in text
+
+
+def test_ratios_have_not_got_out_of_hand() -> None:
+    """Bounds far above what was measured (block_time.md); one thread's processor time, whatever else runs."""
+    shape, num_threads = SMALL | {"hidden_size": 256, "intermediate_size": 1024}, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        times = block_time.measure(shape, 2, 256, 9, time.process_time)
+    finally:
+        torch.set_num_threads(num_threads)
+    found = {name: block_table.ratio(times, name).median for name in times}
+    assert found["max_window"] < 1.6 and found["current"] < 1.7
+    assert found[CODES] < 1.9 and found[block_table.EVAL] < 2.0
+    assert found["max_window"] < found["max_window, format written out in torch ops"]
