@@ -1,4 +1,4 @@
-"""What one kind of step of a block keeps for backward, and its process's peak memory; prints a line of JSON.
+"""What one kind of step keeps for backward, and the peak memory of its process; prints a line of JSON.
 
 Counted are the storages of the tensors that torch saves in the forward pass, each once; parameters and
 their quantized copies, which exist however many tokens there are, are left out. `inputs_bytes` are those
@@ -13,11 +13,12 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from block_time import KINDS, LR, OneBlock, Runner, batch
+from block_time import KINDS, LR, Blocks, Runner, batch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -84,14 +85,23 @@ def counting(counter: Counter) -> Iterator[None]:
 
 
 def peak_bytes() -> int:
-    """The largest resident size of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+    """The largest resident size of this process so far.
+
+    From /proc where there is one: `getrusage` of a child begins with the largest size of its parent.
+    """
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * KIB
 
 
-def measure(name: str, num_sequences: int, length: int, shape: dict[str, Any]) -> dict[str, int]:
+def measure(
+    name: str, num_sequences: int, length: int, shape: dict[str, Any], num_blocks: int = 1
+) -> dict[str, int]:
     """The numbers of one kind of step."""
     torch.manual_seed(0)
-    base = OneBlock(shape)
+    base = Blocks(shape, num_blocks)
     runner = Runner(KINDS[name], base, torch.optim.AdamW(base.parameters(), lr=LR))
     for tokens in (8, 8):  # AdamW's state, every slot's scale, the quantized weights
         runner.step(*batch(1, shape["hidden_size"], tokens))
@@ -106,4 +116,10 @@ def measure(name: str, num_sequences: int, length: int, shape: dict[str, Any]) -
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))))
+    print(
+        json.dumps(
+            measure(
+                sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]), int(sys.argv[5])
+            )
+        )
+    )

@@ -66,7 +66,7 @@ def _memory(rows: Sequence[Mapping[str, str]]) -> list[str]:
     plain = next(row for row in rows if row["step"] == PLAIN)
     lines = ["", "## Memory", ""]
     lines += [
-        "In MiB, and as a share of the plain step's. Kept for backward: block_memory.py says what counts.",
+        "Of 4 such blocks, in MiB, and as a share of the plain step's; block_memory.py says what counts.",
         "",
     ]
     lines += [

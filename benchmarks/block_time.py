@@ -49,6 +49,7 @@ SHAPE: dict[str, Any] = {
     "attention_bias": True,
 }
 LENGTH, LR = 1024, 1e-6
+NUM_BLOCKS = 4  # of which memory is counted: one alone has its peak in what passes by
 Clock = Callable[[], float]  # seconds
 
 
@@ -76,27 +77,28 @@ KINDS = {
 MEASURED_IN_MEMORY = ("plain", "max_window", "current", "max_window, inputs kept as codes")
 
 
-class OneBlock(nn.Module):
-    """A decoder block where `prepare_qat` looks for it."""
+class Blocks(nn.Module):
+    """Decoder blocks where `prepare_qat` looks for them."""
 
-    def __init__(self, shape: dict[str, Any]) -> None:
+    def __init__(self, shape: dict[str, Any], num_blocks: int = 1) -> None:
         super().__init__()
-        config = LlamaConfig(**shape, num_hidden_layers=1, attn_implementation="sdpa")
+        config = LlamaConfig(**shape, num_hidden_layers=num_blocks, attn_implementation="sdpa")
         self.model = nn.Module()
-        self.model.layers = nn.ModuleList([LlamaDecoderLayer(config, 0)])
+        self.model.layers = nn.ModuleList(LlamaDecoderLayer(config, i) for i in range(num_blocks))
         self.rotary = LlamaRotaryEmbedding(config)
 
     def forward(self, x: Tensor) -> Tensor:
         places = torch.arange(x.shape[1])[None]
-        found = self.model.layers[0](x, position_embeddings=self.rotary(x, places), position_ids=places)
-        out: Tensor = found if isinstance(found, Tensor) else found[0]
-        return out
+        for layer in self.model.layers:
+            found = layer(x, position_embeddings=self.rotary(x, places), position_ids=places)
+            x = found if isinstance(found, Tensor) else found[0]
+        return x
 
 
 class Runner:
     """A block of one kind around shared weights, and its step."""
 
-    def __init__(self, kind: Kind, base: OneBlock, adamw: torch.optim.Optimizer) -> None:
+    def __init__(self, kind: Kind, base: Blocks, adamw: torch.optim.Optimizer) -> None:
         self.kind, self.adamw = kind, adamw
         self.block = copy.deepcopy(base, {id(p): p for p in base.parameters()})
         self.state: ScalingState | None = None
@@ -139,7 +141,7 @@ def kinds_here() -> dict[str, Kind]:
     return {name: kind for name, kind in KINDS.items() if has_torchao or not kind.torchao}
 
 
-def _use_torchao(block: OneBlock) -> None:
+def _use_torchao(block: Blocks) -> None:
     """torchao's fake-quantized linears in the place of ours: input and weight, a scale for each tensor."""
     qat: Any = importlib.import_module("torchao.quantization.qat")
     granularity = importlib.import_module("torchao.quantization.granularity").PerTensor()
@@ -191,7 +193,7 @@ def measure(
 ) -> dict[str, list[float]]:
     """Seconds of every kind of step in each round; all have one set of weights and one optimizer."""
     torch.manual_seed(0)
-    base = OneBlock(shape)
+    base = Blocks(shape)
     adamw = torch.optim.AdamW(base.parameters(), lr=LR)
     runners = {name: Runner(kind, base, adamw) for name, kind in kinds_here().items()}
     return time_rounds(runners, batch(num_sequences, shape["hidden_size"], length), num, clock)
@@ -201,7 +203,7 @@ def kept(shape: dict[str, Any], num_sequences: int, length: int) -> dict[str, Ke
     """What each kind of training step keeps for backward, and the peak memory of a process that runs it."""
     found = {}
     for name in MEASURED_IN_MEMORY:
-        sizes = [str(num_sequences), str(length), json.dumps(shape)]
+        sizes = [str(num_sequences), str(length), json.dumps(shape), str(NUM_BLOCKS)]
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("block_memory.py")), name, *sizes],
             check=True,

@@ -86,6 +86,7 @@ def draw(found: Sequence[Growth]) -> Figure:
         panels = list(axes.flat)
         for panel, name in zip(panels, AXES, strict=False):
             _ratios(panel, [p for p in found if p.axis == name], name)
+            panel.set_ylim(0.95, max(1.2, *(p.high for p in found)) + 0.02)
         _kept(panels[5], [p for p in found if p.axis == "length"])
         legend_below(figure, panels[5], columns=2)
         figure.suptitle("A max-window step beside the plain one: time and memory")
@@ -97,7 +98,7 @@ def _ratios(panel: Axes, points: Sequence[Growth], name: str) -> None:
     intervals = [Interval(p.ratio, p.low, p.high) for p in points]
     draw_series(panel, [p.value for p in points], intervals, **look)
     panel.axhline(1, color="0.3", lw=0.8, zorder=0)
-    panel.set(xlabel=AXES[name], ylabel="step time, ratio", xscale="log", ylim=(0.9, None))
+    panel.set(xlabel=AXES[name], ylabel="step time, ratio", xscale="log")
     _ticks(panel, points)
 
 
@@ -116,4 +117,4 @@ def _kept(panel: Axes, points: Sequence[Growth]) -> None:
 def _ticks(panel: Axes, points: Sequence[Growth]) -> None:
     panel.minorticks_off()
     panel.set_xticks([p.value for p in points], [f"{p.value:g}" for p in points])
-    panel.tick_params(axis="x", labelsize="small")
+    panel.tick_params(axis="x", labelsize="x-small")

@@ -25,7 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from pangu_hif8.amax import tensor_to_amax
 from pangu_hif8.errors import UserError
 from pangu_hif8.hif8_codes import prefix_codes
-from pangu_hif8.hif8_tables import look_up, values_of
+from pangu_hif8.hif8_tables import look_up, look_up_into, pieces, values_of
 from pangu_hif8.quantized_linear import HiF8Linear
 
 __all__ = ["CodedHiF8Linear", "Codes", "save_inputs_as_codes"]
@@ -42,8 +42,12 @@ class Codes:
     @classmethod
     def of(cls, x_q: Tensor, scale: Tensor) -> Codes:
         """Of a tensor that is hif8(...) / scale. Its product with the scale rounds to the very HiF8 value."""
-        scaled = x_q.to(torch.float32) * scale  # new memory, and every NaN is quiet
-        return cls(look_up(_code_by_prefix(x_q.device), scaled), scale, x_q.dtype)
+        codes = torch.empty(x_q.shape, dtype=torch.uint8, device=x_q.device)
+        table = _code_by_prefix(x_q.device)
+        for part, place in pieces(x_q.detach().contiguous().view(-1), codes.view(-1)):
+            scaled = part.to(torch.float32) * scale  # of a piece, and every NaN is quiet
+            look_up_into(place, table, scaled)
+        return cls(codes, scale, x_q.dtype)
 
     def tensor(self) -> Tensor:
         """The quantized tensor again, bit for bit."""

@@ -43,7 +43,7 @@ def test_a_kind_changes_no_gradient_but_by_the_format(name: str) -> None:
     found = {}
     for kind in ("plain", "max_window", name):
         torch.manual_seed(0)
-        base = block_time.OneBlock(SMALL)
+        base = block_time.Blocks(SMALL)
         runner = block_time.Runner(block_time.KINDS[kind], base, torch.optim.AdamW(base.parameters(), lr=0.0))
         x, gradient = block_time.batch(2, 32, 16)
         runner.step(x, gradient)
@@ -57,7 +57,7 @@ def test_the_format_written_out_has_the_same_bits() -> None:
     found = []
     for kind in ("max_window", "max_window, format written out in torch ops"):
         torch.manual_seed(0)
-        base = block_time.OneBlock(SMALL)
+        base = block_time.Blocks(SMALL)
         runner = block_time.Runner(block_time.KINDS[kind], base, torch.optim.AdamW(base.parameters(), lr=0.0))
         x, gradient = block_time.batch(2, 32, 16)
         runner.step(x, gradient)
@@ -66,9 +66,8 @@ def test_the_format_written_out_has_the_same_bits() -> None:
 
 
 def test_memory_is_what_the_shapes_say() -> None:
-    tokens = 2 * 16
-    found = {name: block_memory.measure(name, 2, 16, SMALL) for name in ("plain", "max_window", CODES)}
-    floats = 4 * tokens * (32 + 48)  # gate and up have one input
+    found = {name: block_memory.measure(name, 2, 16, SMALL, 3) for name in ("plain", "max_window", CODES)}
+    floats = 3 * 4 * 2 * 16 * (32 + 48)  # of 3 blocks; gate and up have one input
     assert found["plain"]["inputs_bytes"] == found["max_window"]["inputs_bytes"] == floats
     assert found[CODES]["inputs_bytes"] == floats / 4
     assert found["plain"]["kept_bytes"] == found["max_window"]["kept_bytes"]
