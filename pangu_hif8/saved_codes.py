@@ -8,9 +8,13 @@ bit, so that losses and gradients stay what they were. What the step pays is a l
     save_inputs_as_codes(model)
 
 The weights' quantized copies stay as they are: they exist once, whatever the number of micro-batches. A
-layer in a mode that does not quantize saves its input as torch does. Activation checkpointing keeps no
-activation at all within a block, so that there is nothing to gain beside it; a model that torch.compile has
-traced saves by its own plan, and is refused.
+layer in a mode that does not quantize saves its input as torch does. Current scaling and a cold start pay a
+second look for the amax.
+
+Use it in place of activation checkpointing, of offloading by saved_tensors_hooks and of torch.compile, not
+beside them: the bits stay right, but these layers' own hooks hide what they save from hooks around them, so
+that codes (and where weights are not cached their quantized copies) are kept that checkpointing would drop;
+torch.compile breaks its graph at each layer, or fails where it may not.
 """
 
 from __future__ import annotations
@@ -68,7 +72,8 @@ def _every_code(device: torch.device) -> Tensor:
 class CodedHiF8Linear(HiF8Linear):
     """A HiF8Linear whose quantized input waits for backward as codes."""
 
-    _made: Tensor | None = None  # the quantized input of the forward pass that is under way
+    _coding = False  # whether a forward pass that keeps codes is under way
+    _made: Tensor | None = None  # its quantized input
 
     def forward(self, input: Tensor) -> Tensor:
         """input [..., in_features] to [..., out_features]. Raises UserError in a compiled model."""
@@ -76,15 +81,18 @@ class CodedHiF8Linear(HiF8Linear):
             return super().forward(input)
         if torch.compiler.is_compiling():
             raise UserError("inputs can't be saved as codes in a compiled model; leave one of the two out")
+        self._coding = True
         try:
             with saved_tensors_hooks(self._pack, _unpack):
                 return super().forward(input)
         finally:
-            self._made = None
+            self._coding, self._made = False, None
 
     def _input(self, input: Tensor, x: Tensor) -> Tensor:
         """The quantized input, which takes the scale with it: up_proj gets the same tensor as gate_proj."""
         x_q = super()._input(input, x)
+        if not self._coding:
+            return x_q
         if not hasattr(x_q, _SCALE):
             amax = None if self.state.knows_scale(self.input_slot) else tensor_to_amax(x)
             setattr(x_q, _SCALE, self.state.scale_for(self.input_slot, amax).detach().clone())

@@ -213,6 +213,23 @@ def test_a_copy_of_the_model_is_its_own() -> None:
     assert bits(other(x)) == bits(layer(x)) and type(other) is CodedHiF8Linear
 
 
+@pytest.mark.parametrize("mode", ["calibrate", "quantize", "frozen"])
+def test_a_pass_leaves_nothing_behind(mode: str) -> None:
+    """Neither a pass that keeps no codes (warm-up, evaluation) nor one that does holds on to its input."""
+    model = tiny_llama()
+    state = prepare_qat(model, quant("current"), 1, 1)
+    save_inputs_as_codes(model)
+    state.set_mode(mode)  # type: ignore[arg-type]
+    tokens = torch.arange(12).view(1, 12)
+    with torch.no_grad():
+        model(input_ids=tokens)
+    model(input_ids=tokens).logits.sum().backward()
+    layers = [module for module in model.modules() if isinstance(module, CodedHiF8Linear)]
+    assert len(layers) == 6 and all(layer._made is None and not layer._coding for layer in layers)
+    if mode == "calibrate":
+        copy.deepcopy(model)  # a live activation among its attributes could not be copied
+
+
 # ---- what is refused -----------------------------------------------------------------------------------
 
 
