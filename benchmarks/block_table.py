@@ -12,6 +12,7 @@ from step_table import Ratio, interval
 
 PLAIN, EVAL_PLAIN, EVAL = "plain", "evaluation: plain", "evaluation: frozen weights"
 CODES = "max_window, inputs kept as codes"
+# Codes: max_window's goal, and the 3% of time up to which they could be a default.
 GOALS = {"max_window": 1.10, "current": 1.15, EVAL: 1.05, CODES: 1.13}
 CODES_SHARE = 0.30  # of float32's bytes, at most, for the quantized linears' inputs
 COLUMNS = ["step", "than", "median_ms", "ratio", "low", "high", "goal", "reached"]

@@ -75,10 +75,9 @@ def pair(setting: Setting, shape: dict[str, Any], ranks: str = "none") -> tuple[
         config = QuantConfig(amax_compute_algo="max_window", amax_history_len=setting.window)
         kept = shape["num_hidden_layers"] - setting.quantized_blocks
         scaling = prepare_qat(model, config, kept, 0) if quantized else None
-        values = {"steps": NEVER, "batch_size": setting.sequences, "micro_batch_size": 1}
+        micro = setting.sequences if ranks == "none" else 1  # which any number of processes shares out
+        values = {"steps": NEVER, "batch_size": setting.sequences, "micro_batch_size": micro}
         values |= {"bf16_warmup_steps": 0, "telemetry_every": 0}
-        if ranks == "none":
-            values["micro_batch_size"] = setting.sequences
         found.append(Trainer(model, TrainConfig(**values), 1e-7, scaling, Ranks(ranks)))  # type: ignore[arg-type]
     found[1].adamw = found[0].adamw
     return found[0], found[1]
@@ -123,7 +122,7 @@ def measure(setting: Setting, shape: dict[str, Any], num: int) -> dict[str, floa
 
 
 def measure_processes(num_processes: int, rounds: int) -> dict[str, float]:
-    """The same at the usual setting, on as many processes of one thread (DDP over gloo)."""
+    """The usual setting in micro-batches of one, on as many processes of one thread (DDP over gloo)."""
     command = [
         sys.executable,
         "-m",

@@ -25,16 +25,6 @@ from pangu_hif8.results import ProfileResults
 from pangu_hif8.sections import Builder, Page, Section, write_page
 from pangu_hif8.variant_runs import make_runs, variant_results
 
-TITLES = {
-    "A1": "Labels shifted twice",
-    "A2": "bfloat16 weights without master copies",
-    "A3": "The cost of saturation",
-    "A4": "What the window counts",
-    "A5": "The warm-up by itself",
-    "A6": "Gradients quantized too",
-    "A7": "The published differences",
-    "A8": "The record law",
-}
 SECTIONS: dict[str, Builder] = {
     "A1": build_labels,
     "A2": build_weights,
@@ -70,4 +60,4 @@ def _build(name: str, results: ProfileResults) -> Section:
     try:
         return SECTIONS[name](results)
     except UserError as error:
-        return Section(name, TITLES[name], missing=str(error))
+        return Section(name, name, missing=str(error))

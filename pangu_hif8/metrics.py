@@ -227,8 +227,8 @@ def record_share(history_len: ArrayLike) -> Floats:
 def expected_record_share(num_steps: int, window: int, prefilled: int = 0) -> float:
     """Mean of the record law over steps whose history grows from `prefilled` to `window` entries.
 
-    A first step without history is left out, since the law says nothing of it: it is scaled by the amax of
-    its own first micro-batch, which a later one may exceed. NaN when no step is left.
+    A first step without history is left out, since the law says nothing of it: it is scaled by the amaxes of
+    an unquantized pass over its own batch, which the quantized pass may exceed. NaN when no step is left.
     """
     lengths = np.minimum(np.arange(num_steps) + prefilled, window)
     known = lengths[lengths >= 1]

@@ -14,7 +14,7 @@ second look for the amax.
 Use it in place of activation checkpointing, of offloading by saved_tensors_hooks and of torch.compile, not
 beside them: the bits stay right, but these layers' own hooks hide what they save from hooks around them, so
 that codes (and where weights are not cached their quantized copies) are kept that checkpointing would drop;
-torch.compile breaks its graph at each layer, or fails where it may not.
+torch.compile breaks its graph at each layer and runs it uncompiled.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from pangu_hif8.hif8_tables import look_up, look_up_into, pieces, values_of
 from pangu_hif8.quantized_linear import HiF8Linear
 
 __all__ = ["CodedHiF8Linear", "Codes", "save_inputs_as_codes"]
+
+NOT_COMPILED = "inputs can't be saved as codes by a compiled layer"
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,11 @@ class CodedHiF8Linear(HiF8Linear):
     _made: Tensor | None = None  # its quantized input
 
     def forward(self, input: Tensor) -> Tensor:
-        """input [..., in_features] to [..., out_features]. Raises UserError in a compiled model."""
+        """input [..., in_features] to [..., out_features]. torch.compile runs it uncompiled."""
         if self.state.mode not in ("quantize", "frozen") or not torch.is_grad_enabled():
             return super().forward(input)
         if torch.compiler.is_compiling():
-            raise UserError("inputs can't be saved as codes in a compiled model; leave one of the two out")
+            raise UserError(NOT_COMPILED)  # tracing fails, and torch runs the layer as it is
         self._coding = True
         try:
             with saved_tensors_hooks(self._pack, _unpack):
@@ -119,11 +121,15 @@ def _unpack(kept: Tensor | tuple[Codes, torch.Size]) -> Tensor:
 def save_inputs_as_codes(model: nn.Module) -> int:
     """Let every HiF8Linear of the model keep its input as codes from now on; returns how many there are.
 
-    Raises UserError when the model has none.
+    Raises UserError when the model has none, or one of a class of somebody else's (FSDP's, or a subclass).
     """
     layers = [module for module in model.modules() if isinstance(module, HiF8Linear)]
     if not layers:
         raise UserError("the model has no quantized layer; call prepare_qat(model, ...) first")
+    if odd := {type(layer).__name__ for layer in layers} - {HiF8Linear.__name__, CodedHiF8Linear.__name__}:
+        raise UserError(
+            f"layers are {', '.join(sorted(odd))}; call save_inputs_as_codes before they are wrapped"
+        )
     for layer in layers:
         layer.__class__ = CodedHiF8Linear
     return len(layers)

@@ -7,8 +7,6 @@ import io
 import sys
 from typing import Any
 
-import pytest
-
 from pangu_hif8.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -39,7 +37,7 @@ def test_the_history_alone_grows_with_the_window() -> None:
     assert sizes[1] - sizes[0] == sizes[2] - sizes[1] == 100 * 4 * 4 * 5  # steps, bytes, blocks, tensors
 
 
-def test_processes_are_measured_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_are_measured_by_processes() -> None:
     found = growth.measure_processes(2, 1)
     assert set(found) == {"ratio", "low", "high", "plain_ms"} and found["plain_ms"] > 0
 
