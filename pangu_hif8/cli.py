@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pangu_hif8.errors import Preempted, UserError
-from pangu_hif8.options import OPTIONS, changed, whole
+from pangu_hif8.options import OPTIONS, changed, how, whole
 
 DAMAGED, WORK_TO_DO = 2, 3
 
@@ -64,13 +64,13 @@ def _prepare(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from pangu_hif8.run import run_experiment
 
-    return _told(run_experiment(arguments.experiment, **_how(arguments)))
+    return _told(run_experiment(arguments.experiment, **how(arguments)))
 
 
 def _train(arguments: argparse.Namespace) -> int:
     from pangu_hif8.run import train_experiment
 
-    return _told(train_experiment(arguments.experiment, **_how(arguments)))
+    return _told(train_experiment(arguments.experiment, **how(arguments)))
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -84,12 +84,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
     profile, seed, changes = arguments.profile, arguments.seed or 0, changed(arguments.settings)
     return _told(evaluate_experiment(arguments.experiment, profile=profile, seed=seed, **changes))
-
-
-def _how(arguments: argparse.Namespace) -> dict[str, Any]:
-    resume = arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume)
-    names = {"profile": arguments.profile, "seed": arguments.seed}
-    return names | {"parallel": arguments.parallel, "resume": resume} | changed(arguments.settings)
 
 
 def _told(run: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pangu_hif8.errors import UserError
@@ -34,6 +35,11 @@ def _add_ranks(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--resume", default="auto", metavar="WHENCE", help="auto (newest checkpoint), never, or a checkpoint"
     )
+    command.add_argument(
+        "--inputs-as-codes",
+        action="store_true",
+        help="keep quantized inputs as 8-bit codes for backward: less memory, the same numbers",
+    )
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -58,6 +64,17 @@ def changed(settings: list[tuple[str, Any]]) -> dict[str, Any]:
     if unknown:
         raise UserError(f"--set: unknown {', '.join(unknown)}; valid: {', '.join(Overrides.model_fields)}")
     return found
+
+
+def how(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `run` and `train` were told, as `run_experiment` takes it."""
+    if arguments.inputs_as_codes:
+        from pangu_hif8.codes_choice import choose
+
+        choose()
+    resume = arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume)
+    names = {"profile": arguments.profile, "seed": arguments.seed}
+    return names | {"parallel": arguments.parallel, "resume": resume} | changed(arguments.settings)
 
 
 def _add_ranks_and_settings(command: argparse.ArgumentParser) -> None:

@@ -31,7 +31,7 @@ class MemorySettings:
     precision: Literal["bfloat16", "float32"] = "bfloat16"
     checkpointing: bool = False
     quantized: bool = True
-    save_codes: bool = False  # what if the quantized operands were kept as 8-bit codes for the backward pass
+    save_codes: bool = False  # the quantized inputs kept as 8-bit codes for the backward pass
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "sequence_length", "accumulation_steps", "ranks"):
@@ -123,7 +123,7 @@ def weight_copies(shape: ModelShape, settings: MemorySettings) -> tuple[float, f
     """
     quantized = shape.quantized_weights if settings.quantized else 0
     plain = (shape.matmul_weights - quantized) * settings.width if settings.width < FLOAT32 else 0
-    return float(plain), float(quantized * (1 if settings.save_codes else settings.width))
+    return float(plain), float(quantized * settings.width)
 
 
 def head_copy(shape: ModelShape, settings: MemorySettings) -> float:

@@ -48,7 +48,7 @@ def memory_lines(plan: Plan) -> Iterator[str]:
         f"{settings.accumulation_steps} accumulation steps, {settings.precision} autocast"
     )
     yield from table(_memory_rows(found, plan.usable))
-    yield "  ckpt: activation checkpointing. 8-bit saved: a what-if, not built."
+    yield "  ckpt: activation checkpointing. 8-bit saved: inputs kept as codes (--inputs-as-codes)."
     yield (
         f"  Usable: {gib(plan.usable)} of the {plan.cluster.gpu.memory_gib} GiB that torch reports "
         f"({USABLE_SHARE:.0%}, assumed: context, collectives' buffers, fragmentation)"

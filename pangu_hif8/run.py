@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pangu_hif8.codes_choice import check_choice, inputs_as_codes
 from pangu_hif8.errors import UserError
 from pangu_hif8.experiments import RunConfig, resolve
 from pangu_hif8.files import digest
@@ -119,6 +120,7 @@ def train_experiment(
 ) -> Run:
     """The training half of `run_experiment`, for a cluster; evaluation is another job's."""
     config = resolve_run(experiment, profile, seed, **overrides)
+    check_choice(config)
     directory = directory_of(config)
     with first_process_first():
         prepared = prepare(profile)
@@ -179,7 +181,8 @@ def _train(
     if is_main_process():
         # What describes the old training goes first: a kill from here on leaves no mixture.
         _forget(directory, "train.stamp", "evaluate.stamp", "run.json", "eval.json")
-    outputs = train_run(config, prepared, directory, inputs, parallel=parallel, resume=resume)
+    with inputs_as_codes(config):
+        outputs = train_run(config, prepared, directory, inputs, parallel=parallel, resume=resume)
     if is_main_process():
         write_stamp(directory / "train.stamp", inputs, outputs)
 

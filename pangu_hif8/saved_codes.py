@@ -7,6 +7,8 @@ bit, so that losses and gradients stay what they were. What the step pays is a l
     state = prepare_qat(model, QuantConfig(...), num_first_hp=3, num_last_hp=2)
     save_inputs_as_codes(model)
 
+A run of an experiment does it with PANGU_HIF8_INPUTS_AS_CODES=1 or `--inputs-as-codes` (codes_choice.py).
+
 The weights' quantized copies stay as they are: they exist once, whatever the number of micro-batches. A
 layer in a mode that does not quantize saves its input as torch does. Current scaling and a cold start pay a
 second look for the amax.
@@ -19,12 +21,15 @@ torch.compile breaks its graph at each layer and runs it uncompiled.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from pangu_hif8.amax import tensor_to_amax
 from pangu_hif8.errors import UserError
@@ -32,7 +37,7 @@ from pangu_hif8.hif8_codes import prefix_codes
 from pangu_hif8.hif8_tables import look_up, look_up_into, pieces, values_of
 from pangu_hif8.quantized_linear import HiF8Linear
 
-__all__ = ["CodedHiF8Linear", "Codes", "save_inputs_as_codes"]
+__all__ = ["CodedHiF8Linear", "Codes", "new_layers_keep_codes", "save_inputs_as_codes"]
 
 NOT_COMPILED = "inputs can't be saved as codes by a compiled layer"
 
@@ -133,3 +138,18 @@ def save_inputs_as_codes(model: nn.Module) -> int:
     for layer in layers:
         layer.__class__ = CodedHiF8Linear
     return len(layers)
+
+
+@contextmanager
+def new_layers_keep_codes() -> Iterator[None]:
+    """Every HiF8Linear that becomes part of a model in here keeps its input as codes from then on."""
+
+    def change(_model: nn.Module, _name: str, layer: nn.Module | None) -> None:
+        if type(layer) is HiF8Linear:
+            layer.__class__ = CodedHiF8Linear
+
+    handle = register_module_module_registration_hook(change)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -219,4 +219,4 @@ def test_codes_are_smaller_than_the_plain_run() -> None:
         3 * 1536 + 6144
     )  # bytes a token that a block saves: two copies of one input, and one of the other
     blocks, tokens = OPENPANGU_1B.num_quantized_blocks, settings.tokens
-    assert plain - codes == blocks * tokens * inputs + OPENPANGU_1B.quantized_weights
+    assert plain - codes == blocks * tokens * inputs  # the weights' copies are there in both
