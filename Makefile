@@ -52,8 +52,19 @@ RUNS    := $(foreach seed,$(sort $(SEEDS)),$(foreach id,$(sort $(TRAINED)),$(id)
 SCOPE    = --profile $(PROFILE) --seeds "$(SEEDS)" --only "$(ONLY)"
 LIMIT    = $(if $(strip $(TIMEOUT)),--timeout $(strip $(TIMEOUT)))
 
+BENCHES := format_speed step_time block_time growth profile_step threads instructions results_page
+ALONE   := bench-format bench-steps bench-block bench-growth bench-profile bench-threads bench-instructions bench-gpu
+BENCH_bench-format       := format_speed
+BENCH_bench-steps        := step_time
+BENCH_bench-block        := block_time
+BENCH_bench-growth       := growth
+BENCH_bench-profile      := profile_step
+BENCH_bench-threads      := threads
+BENCH_bench-instructions := instructions
+BENCH_bench-gpu          := gpu
+
 .PHONY: help venv reproduce pipeline E0-seed0 $(RUNS) report audit beyond rehearse test check lint types sources \
-        exhaustive bench bench-steps bench-block bench-growth lab clean
+        exhaustive bench $(ALONE) lab clean
 
 help:
 	@echo "make reproduce   run the eight experiments as notebooks and write the report"
@@ -64,10 +75,9 @@ help:
 	@echo "make test        run the tests"
 	@echo "make check       lint, types, notebook sources without outputs, tests"
 	@echo "make exhaustive  prove the number format for all 2^32 float32 inputs (some minutes)"
-	@echo "make bench       measure the number format's speed beside a copy and its peers (some minutes)"
-	@echo "make bench-steps measure what quantization costs a training step (some 17 minutes)"
-	@echo "make bench-block  measure a block of the paper's shape: time, memory, peers (some minutes)"
-	@echo "make bench-growth measure how the cost grows with window, blocks, batch and processes (some minutes)"
+	@echo "make bench       measure speed and memory, all of it, into benchmarks/results.md (some 20 minutes)"
+	@echo "make bench-steps measure one thing: -format, -steps, -block, -growth, -profile, -threads, -instructions"
+	@echo "make bench-gpu   measure on a GPU what the others measure here (10 minutes at most)"
 	@echo "make lab         open the notebooks in JupyterLab"
 	@echo "make clean       remove the cache, checkpoints, stamps and results/smoke; other results stay"
 	@echo ""
@@ -131,17 +141,16 @@ sources: venv
 exhaustive: venv
 	@$(VENV)/bin/python benchmarks/exhaustive.py
 
+# All of them one after the other, then the page; one alone: make bench-threads. A GPU's is for who has one.
 bench: venv
-	@$(VENV)/bin/python benchmarks/format_speed.py
+	@started=$$(date +%s); for name in $(BENCHES); do \
+	  echo "bench: $$name, $$((($$(date +%s) - started) / 60)) of some 20 minutes gone"; \
+	  $(VENV)/bin/python benchmarks/$$name.py || exit $$?; \
+	done
 
-bench-steps: venv
-	@$(VENV)/bin/python benchmarks/step_time.py
-
-bench-block: venv
-	@$(VENV)/bin/python benchmarks/block_time.py
-
-bench-growth: venv
-	@$(VENV)/bin/python benchmarks/growth.py
+$(ALONE): venv
+	@$(VENV)/bin/python benchmarks/$(BENCH_$@).py
+	@$(VENV)/bin/python benchmarks/results_page.py
 
 lab: venv
 	@$(RUN) lab

@@ -2,8 +2,13 @@
 
 Counted are the storages of the tensors that torch saves in the forward pass, each once; parameters and
 their quantized copies, which exist however many tokens there are, are left out. `inputs_bytes` are those
-of the linears that HiF8 quantizes (of the MLP, in a plain block). `peak_bytes` is the rise of the process's
-largest resident size over that with the model and its optimizer's state in place. Called by block_time.py.
+of the linears that HiF8 quantizes (of the MLP, in a plain block). `copies_bytes` are the quantized copies
+of the weights, which are held from step to step.
+
+`peak_bytes` is the process's largest resident size less the size with nothing but the parameters and
+AdamW's state in place, which is looked at before anything is quantized, and so is the same for every kind:
+gradients, quantized copies and what passes by are in it. Called by block_time.py, which has glibc give the
+pages of a freed tensor back at once, so that the peak is of what is held and not of what the allocator keeps.
 """
 
 from __future__ import annotations
@@ -48,8 +53,7 @@ class Counter:
                 self.inputs[place] = size
 
     def _weights(self) -> set[int]:
-        copies = [getattr(module, "quantized_weight", None) for module in self.block.modules()]
-        tensors = [*self.block.parameters(), *(copy for copy in copies if copy is not None)]
+        tensors = [*self.block.parameters(), *quantized_copies(self.block)]
         return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
     def enter(self, *_: Any) -> None:
@@ -57,6 +61,12 @@ class Counter:
 
     def leave(self, *_: Any) -> None:
         self.in_linear = False
+
+
+def quantized_copies(block: nn.Module) -> list[Tensor]:
+    """The weights' quantized copies that the layers hold now."""
+    layers = [module for module in block.modules() if isinstance(module, HiF8Linear)]
+    return [layer.quantized_weight for layer in layers if layer.quantized_weight is not None]
 
 
 @contextmanager
@@ -84,42 +94,49 @@ def counting(counter: Counter) -> Iterator[None]:
         hook.remove()
 
 
-def peak_bytes() -> int:
-    """The largest resident size of this process so far.
+def resident_bytes(largest: bool = False) -> int:
+    """The resident size of this process now, or the largest so far.
 
-    From /proc where there is one: `getrusage` of a child begins with the largest size of its parent.
+    From /proc where there is one: `getrusage`, which knows the largest alone, begins in a child with the
+    largest size of its parent.
     """
     status = Path("/proc/self/status")
     if not status.is_file():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        unit = 1 if sys.platform == "darwin" else KIB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    name = "VmHWM:" if largest else "VmRSS:"
+    line = next(line for line in status.read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * KIB
+
+
+def adamw_with_state(block: nn.Module) -> torch.optim.Optimizer:
+    """AdamW that has its state already; one gradient at a time, so that no more than that was ever needed."""
+    adamw = torch.optim.AdamW(block.parameters(), lr=LR)
+    for parameter in block.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        adamw.step()
+        parameter.grad = None
+    return adamw
 
 
 def measure(
     name: str, num_sequences: int, length: int, shape: dict[str, Any], num_blocks: int = 1
 ) -> dict[str, int]:
-    """The numbers of one kind of step."""
+    """The numbers of one kind of step, in bytes."""
     torch.manual_seed(0)
     base = Blocks(shape, num_blocks)
-    runner = Runner(KINDS[name], base, torch.optim.AdamW(base.parameters(), lr=LR))
-    for tokens in (8, 8):  # AdamW's state, every slot's scale, the quantized weights
-        runner.step(*batch(1, shape["hidden_size"], tokens))
-    before = peak_bytes()
-    data = batch(num_sequences, shape["hidden_size"], length)
+    adamw = adamw_with_state(base)
+    before = resident_bytes()
+    runner = Runner(KINDS[name], base, adamw)
+    runner.step(*batch(1, shape["hidden_size"], 8))  # every slot's scale
     counter = Counter(runner.block)
     with counting(counter):
-        runner.block(data[0])
-    runner.step(*data)
+        runner.step(*batch(num_sequences, shape["hidden_size"], length))
     found = {"inputs_bytes": sum(counter.inputs.values()), "kept_bytes": sum(counter.kept.values())}
-    return found | {"peak_bytes": peak_bytes() - before}
+    found["copies_bytes"] = sum(copy.untyped_storage().nbytes() for copy in quantized_copies(runner.block))
+    return found | {"peak_bytes": resident_bytes(largest=True) - before}
 
 
 if __name__ == "__main__":
-    print(
-        json.dumps(
-            measure(
-                sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]), int(sys.argv[5])
-            )
-        )
-    )
+    kind, sequences, tokens, sizes, blocks = sys.argv[1:]
+    print(json.dumps(measure(kind, int(sequences), int(tokens), json.loads(sizes), int(blocks))))

@@ -8,46 +8,63 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from step_table import Ratio, interval
+from step_table import CODES, Ratio, interval
 
 PLAIN, EVAL_PLAIN, EVAL = "plain", "evaluation: plain", "evaluation: frozen weights"
-CODES = "max_window, inputs kept as codes"
-# Codes: max_window's goal, and the 3% of time up to which they could be a default.
-GOALS = {"max_window": 1.10, "current": 1.15, EVAL: 1.05, CODES: 1.13}
+THAN = {CODES: "max_window", EVAL: EVAL_PLAIN, EVAL_PLAIN: EVAL_PLAIN}  # any other: the plain step
+# Codes: what they add to max_window's time, up to which they could be a default.
+GOALS = {"max_window": 1.10, "current": 1.15, EVAL: 1.05, CODES: 1.03}
 CODES_SHARE = 0.30  # of float32's bytes, at most, for the quantized linears' inputs
-COLUMNS = ["step", "than", "median_ms", "ratio", "low", "high", "goal", "reached"]
-MEMORY = ["inputs_bytes", "kept_bytes", "peak_bytes"]
+NUM_BLOCKS = 4  # of which memory is counted: one alone has its peak in what passes by
+COLUMNS = ["step", "than", "median_ms", "ratio", "low", "high", "goal", "reached", "num_rounds"]
+MEMORY = ["inputs_bytes", "kept_bytes", "copies_bytes", "peak_bytes"]
+TITLES = ["inputs of gate, up, down", "all that is kept", "quantized copies of weights", "peak"]
+MEANING = (
+    f"Of {NUM_BLOCKS} such blocks, in MiB, and as a share of the plain step's. "
+    "Kept: for backward, without the quantized copies. Copies: held from step to step. Peak: the process's "
+    "largest resident size above that with the parameters and AdamW's state alone, which is taken before "
+    "anything is quantized, so that gradients and quantized copies are in it for every kind of step."
+)
+
+Rounds = Mapping[str, Sequence[float | None]]  # seconds by kind of step; None: no turn in that round
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes kept for backward (of the quantized linears' inputs, of all), and the rise of the peak."""
+    """Bytes kept for backward (of the quantized linears' inputs, of all), of the weights' quantized copies,
+    and of the process's peak above parameters and optimizer state."""
 
     inputs_bytes: int
     kept_bytes: int
+    copies_bytes: int
     peak_bytes: int
 
 
-def ratio(times: Mapping[str, list[float]], name: str) -> Ratio:
-    """A kind of step beside the plain one of the same purpose."""
-    than = EVAL_PLAIN if name.startswith("evaluation") else PLAIN
-    values = [a / b for a, b in zip(times[name], times[than], strict=True)]
+def ratio(times: Rounds, name: str) -> Ratio:
+    """A kind of step beside its baseline, in the rounds in which both had a turn."""
+    than = THAN.get(name, PLAIN)
+    turns = zip(times[name], times[than], strict=True)
+    values = [a / b for a, b in turns if a is not None and b is not None]
     return Ratio(name, than, statistics.median(values), *interval(values), GOALS.get(name))
 
 
-def as_csv(times: Mapping[str, list[float]], kept: Mapping[str, Kept]) -> str:
+def as_csv(times: Rounds, kept: Mapping[str, Kept]) -> str:
     """One line a kind of step."""
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow([*COLUMNS, *MEMORY])
     for name in times:
-        found = ratio(times, name)
-        numbers = [f"{value:.4f}" for value in (found.median, found.low, found.high)]
-        goal = "" if found.goal is None else f"{found.goal:g}"
         memory = list(asdict(kept[name]).values()) if name in kept else [""] * len(MEMORY)
-        median = f"{1e3 * statistics.median(times[name]):.1f}"
-        writer.writerow([name, found.than, median, *numbers, goal, found.reached, *memory])
+        writer.writerow([*_time_cells(times, name), *memory])
     return sink.getvalue()
+
+
+def _time_cells(times: Rounds, name: str) -> list[str]:
+    found, turns = ratio(times, name), [t for t in times[name] if t is not None]
+    numbers = [f"{value:.4f}" for value in (found.median, found.low, found.high)]
+    goal = "" if found.goal is None else f"{found.goal:g}"
+    median = f"{1e3 * statistics.median(turns):.1f}"
+    return [name, found.than, median, *numbers, goal, found.reached, str(len(turns))]
 
 
 def as_markdown(table: str, head: Sequence[str]) -> str:
@@ -55,25 +72,18 @@ def as_markdown(table: str, head: Sequence[str]) -> str:
     rows = list(csv.DictReader(io.StringIO(table)))
     lines = ["# One block of the paper's shape", "", *head, "", "## Time", ""]
     lines += ["Medians of ratios within a round; 95%: bootstrap over the rounds.", ""]
-    lines += ["| step | beside | median, ms | ratio | 95% | at most | reached |", "|---" * 7 + "|"]
+    lines += ["| step | beside | median, ms | ratio | 95% | rounds | at most | reached |", "|---" * 8 + "|"]
     for row in rows:
         ends = f"{float(row['low']):.3f} to {float(row['high']):.3f}"
         cells = [row["step"], row["than"], row["median_ms"], f"{float(row['ratio']):.3f}", ends]
-        lines.append("| " + " | ".join([*cells, row["goal"], row["reached"]]) + " |")
+        lines.append("| " + " | ".join([*cells, row["num_rounds"], row["goal"], row["reached"]]) + " |")
     return "\n".join([*lines, *_memory([row for row in rows if row["kept_bytes"]])]) + "\n"
 
 
 def _memory(rows: Sequence[Mapping[str, str]]) -> list[str]:
     plain = next(row for row in rows if row["step"] == PLAIN)
-    lines = ["", "## Memory", ""]
-    lines += [
-        "Of 4 such blocks, in MiB, and as a share of the plain step's; block_memory.py says what counts.",
-        "",
-    ]
-    lines += [
-        "| step | inputs of gate, up, down | all that is kept | rise of the process's peak |",
-        "|---" * 4 + "|",
-    ]
+    lines = ["", "## Memory", "", MEANING, ""]
+    lines += ["| step | " + " | ".join(TITLES) + " |", "|---" * (len(TITLES) + 1) + "|"]
     for row in rows:
         lines.append("| " + " | ".join([row["step"], *(_share(row, plain, name) for name in MEMORY)]) + " |")
     (codes,) = (row for row in rows if row["step"] == CODES)
@@ -84,4 +94,4 @@ def _memory(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 def _share(row: Mapping[str, str], plain: Mapping[str, str], name: str) -> str:
     mine, other = int(row[name]), int(plain[name])
-    return f"{mine / 2**20:.1f} ({mine / other:.2f})"
+    return f"{mine / 2**20:.1f}" + (f" ({mine / other:.2f})" if other else "")

@@ -2,8 +2,9 @@
 
 The block is openPangu-Embedded-1B's (width 1,536, MLP 6,144, 12 heads, 6 of them for keys and values,
 biases), in float32, on sequences of 1,024 tokens. A step is forward, backward, AdamW over the block's weights
-and the scales' update. Every kind of step trains the same weights in one process; a round gives each a
-turn, in an order drawn anew; ratios are formed within a round. Memory: block_memory.py, one process a kind.
+and the scales' update. Every kind of training step trains the same weights in one process; the evaluations
+share weights that nobody trains. A round gives each kind a turn, peers every second one, in an order drawn
+anew; ratios are formed within a round. Memory: block_memory.py, one process a kind.
 
     python benchmarks/block_time.py [--sequences N] [--rounds N] [--out DIRECTORY]
 """
@@ -14,6 +15,7 @@ import argparse
 import copy
 import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
@@ -25,10 +27,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
+
 import torch
-from block_table import EVAL, EVAL_PLAIN, PLAIN, Kept, as_csv, as_markdown
+from block_table import EVAL, EVAL_PLAIN, NUM_BLOCKS, PLAIN, Kept, Rounds, as_csv, as_markdown
 from format_speed import written_out
 from speed_table import busy_cores, machine
+from step_table import CODES
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -48,8 +53,7 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 6,
     "attention_bias": True,
 }
-LENGTH, LR = 1024, 1e-6
-NUM_BLOCKS = 4  # of which memory is counted: one alone has its peak in what passes by
+LENGTH, LR, PEERS_EVERY = 1024, 1e-6, 2  # tokens, learning rate, rounds
 Clock = Callable[[], float]  # seconds
 
 
@@ -63,18 +67,23 @@ class Kind:
     torchao: bool = False
     evaluates: bool = False
 
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is somebody else's way, which has no goal."""
+        return self.written_out or self.torchao
+
 
 KINDS = {
     PLAIN: Kind(),
     "max_window": Kind("max_window"),
     "current": Kind("current"),
-    "max_window, inputs kept as codes": Kind("max_window", codes=True),
+    CODES: Kind("max_window", codes=True),
     "max_window, format written out in torch ops": Kind("max_window", written_out=True),
     "float8 QAT of torchao (e4m3, scales of its own)": Kind(torchao=True),
     EVAL_PLAIN: Kind(evaluates=True),
     EVAL: Kind("max_window", evaluates=True),
 }
-MEASURED_IN_MEMORY = ("plain", "max_window", "current", "max_window, inputs kept as codes")
+MEASURED_IN_MEMORY = (PLAIN, "max_window", CODES)  # current scaling keeps what max_window keeps
 
 
 class Blocks(nn.Module):
@@ -83,7 +92,7 @@ class Blocks(nn.Module):
     def __init__(self, shape: dict[str, Any], num_blocks: int = 1) -> None:
         super().__init__()
         config = LlamaConfig(**shape, num_hidden_layers=num_blocks, attn_implementation="sdpa")
-        self.model = nn.Module()
+        self.model: Any = nn.Module()
         self.model.layers = nn.ModuleList(LlamaDecoderLayer(config, i) for i in range(num_blocks))
         self.rotary = LlamaRotaryEmbedding(config)
 
@@ -104,7 +113,7 @@ class Runner:
         self.state: ScalingState | None = None
         if kind.algo:
             self.state = prepare_qat(self.block, QuantConfig(amax_compute_algo=kind.algo), 0, 0)
-            self.state.set_mode("quantize")
+            self.state.set_mode("quantize")  # an evaluation's mode is "frozen" as soon as it has scales
         if kind.codes:
             save_inputs_as_codes(self.block)
         if kind.torchao:
@@ -126,12 +135,11 @@ class Runner:
             self.state.update()
 
     def _evaluate(self, x: Tensor) -> None:
-        if self.state and self.state.mode != "frozen":
-            self.block(x).sum().backward()  # it gives every slot its scale
-            self.adamw.zero_grad(set_to_none=True)
-            self.state.update()
-            self.state.set_mode("frozen")
         with torch.no_grad():
+            if self.state and self.state.mode != "frozen":
+                with self.state.seed():
+                    self.block(x)
+                self.state.set_mode("frozen")
             self.block(x)
 
 
@@ -168,49 +176,56 @@ def batch(num_sequences: int, width: int, length: int) -> tuple[Tensor, Tensor]:
     return x.requires_grad_(), 1e-3 * gradient
 
 
-def time_rounds(
-    runners: dict[str, Runner], data: tuple[Tensor, Tensor], num: int, clock: Clock
-) -> dict[str, list[float]]:
-    """Seconds of every kind of step in each round, after one that gives every slot its scale."""
-    found: dict[str, list[float]] = {name: [] for name in runners}
+def make_runners(shape: dict[str, Any]) -> dict[str, Runner]:
+    """One of each kind. Those that train share weights and optimizer, those that evaluate a frozen copy."""
+    trained = Blocks(shape)
+    frozen, adamw = copy.deepcopy(trained), torch.optim.AdamW(trained.parameters(), lr=LR)
+    kinds = kinds_here().items()
+    return {name: Runner(kind, frozen if kind.evaluates else trained, adamw) for name, kind in kinds}
+
+
+def time_rounds(runners: dict[str, Runner], data: tuple[Tensor, Tensor], num: int, clock: Clock) -> Rounds:
+    """Seconds of every kind of step in each round, None where a peer takes no turn.
+
+    One step on a single sequence comes first: it gives every slot its scale, and frozen weights their copies.
+    """
+    for runner in runners.values():
+        runner.step(data[0][:1], data[1][:1])
+    found: dict[str, list[float | None]] = {name: [] for name in runners}
     order, rng = list(runners), random.Random(0)
-    for number in range(num + 1):
+    for number in range(num):
         rng.shuffle(order)
         for name in order:
+            rests = runners[name].kind.is_peer and number % PEERS_EVERY > 0
             started = clock()
-            runners[name].step(*data)
-            if number:
-                found[name].append(clock() - started)
-        print(f"round {number} of {num}", flush=True)
+            if not rests:
+                runners[name].step(*data)
+            found[name].append(None if rests else clock() - started)
+        print(f"round {number + 1} of {num}", flush=True)
     return found
-
-
-# ---- how it runs -----------------------------------------------------------------------------------------
 
 
 def measure(
     shape: dict[str, Any], num_sequences: int, length: int, num: int, clock: Clock = time.perf_counter
-) -> dict[str, list[float]]:
-    """Seconds of every kind of step in each round; all have one set of weights and one optimizer."""
+) -> Rounds:
+    """Seconds of every kind of step in each round."""
     torch.manual_seed(0)
-    base = Blocks(shape)
-    adamw = torch.optim.AdamW(base.parameters(), lr=LR)
-    runners = {name: Runner(kind, base, adamw) for name, kind in kinds_here().items()}
+    runners = make_runners(shape)
     return time_rounds(runners, batch(num_sequences, shape["hidden_size"], length), num, clock)
 
 
-def kept(shape: dict[str, Any], num_sequences: int, length: int) -> dict[str, Kept]:
+def kept(
+    shape: dict[str, Any], num_sequences: int, length: int, kinds: Sequence[str] = MEASURED_IN_MEMORY
+) -> dict[str, Kept]:
     """What each kind of training step keeps for backward, and the peak memory of a process that runs it."""
+    command = [sys.executable, str(Path(__file__).with_name("block_memory.py"))]
+    given_back = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # bytes; block_memory.py says what for
+    sizes = [str(num_sequences), str(length), json.dumps(shape), str(NUM_BLOCKS)]
     found = {}
-    for name in MEASURED_IN_MEMORY:
-        sizes = [str(num_sequences), str(length), json.dumps(shape), str(NUM_BLOCKS)]
-        done = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("block_memory.py")), name, *sizes],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        found[name] = Kept(**json.loads(done.stdout.splitlines()[-1]))
+    for name in kinds:
+        printed = subprocess.check_output([*command, name, *sizes], text=True, env=given_back)
+        found[name] = Kept(**json.loads(printed.splitlines()[-1]))
+        print(f"memory: {name}", flush=True)
     return found
 
 
@@ -218,18 +233,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Time a block of the paper's shape with and without HiF8.")
     parser.add_argument("--sequences", type=int, default=4, help="of 1,024 tokens; 4 by default")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args(arguments)
     before = busy_cores()
     times = measure(SHAPE, options.sequences, LENGTH, options.rounds)
-    head = [
-        *machine(),
-        f"Cores busy with other work before and after: {before:.1f} and {busy_cores():.1f}.",
-        "",
-        f"{options.sequences} x {LENGTH:,} tokens, {options.rounds} rounds, "
-        f"{torch.get_num_threads()} threads.",
-    ]
+    head = [*machine(), f"Cores busy with other work before and after: {before:.1f} and {busy_cores():.1f}."]
+    head += ["", f"{options.sequences} x {LENGTH:,} tokens, {torch.get_num_threads()} threads."]
     table = as_csv(times, kept(SHAPE, options.sequences, LENGTH))
     write_text(options.out / "block_time.csv", table)
     text = as_markdown(table, head)

@@ -1,9 +1,11 @@
 """How does the cost of HiF8 grow with the window, the quantized blocks, the batch and the processes?
 
 A small Llama (8 blocks, width 256, MLP 1,024) is trained by `Trainer.run_step` on 4 sequences of 256 tokens;
-one of these sizes is varied at a time. A plain step and a max-window step take turns on the same weights,
-and a ratio is formed within a round. Memory is counted, not measured: the scales' state, and what backward
-keeps of the quantized layers' inputs, as float32 and as codes.
+one of these sizes is varied at a time. A plain step and a max-window step take turns on the same weights, in
+an order drawn anew in each round, and a ratio is formed within a round. Processes have one thread and 4
+sequences each, in one batch, so that what each of them computes is the same however many there are. Memory is
+counted, not measured: the tensors that the scales' state holds, and what backward keeps of the quantized
+layers' inputs, as float32 and as codes.
 
     python benchmarks/growth.py [--rounds N] [--out DIRECTORY]
 """
@@ -13,27 +15,33 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
+import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
+
 import torch
 from block_memory import Counter, counting
-from growth_table import AXES, Growth, as_csv, as_markdown, draw, ratio_of
+from growth_table import AXES, PROCESSES_ARE, Growth, as_csv, as_markdown, draw, ratio_of
 from speed_table import busy_cores, machine
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pangu_hif8.config import QuantConfig, TrainConfig
 from pangu_hif8.files import write_text
+from pangu_hif8.launch import Parallel
 from pangu_hif8.linear import prepare_qat
 from pangu_hif8.plot_style import save_figure
 from pangu_hif8.ranks import Ranks
 from pangu_hif8.saved_codes import save_inputs_as_codes
+from pangu_hif8.scaling import ScalingState
 from pangu_hif8.train import Trainer
 from pangu_hif8.train_stage import make_deterministic
 
@@ -44,13 +52,13 @@ SHAPE: dict[str, Any] = {
     "num_hidden_layers": 8,
     "num_attention_heads": 4,
 }
-NEVER = 10**6  # steps: beyond what is run here
+NEVER, LR = 10**6, 1e-7  # steps: beyond what is run here
 PROCESSES = (1, 2)
 VALUES = {
-    "window": (1, 4, 16, 64, 256, 1024),
-    "quantized_blocks": (1, 2, 4, 8),
-    "sequences": (1, 2, 4, 8, 16),
-    "length": (64, 128, 256, 512, 1024),
+    "window": (1, 64, 1024),
+    "quantized_blocks": (1, 4, 8),
+    "sequences": (1, 2, 4, 8),
+    "length": (64, 256, 1024),
 }
 
 
@@ -64,35 +72,53 @@ class Setting:
     length: int = 256
 
 
-def pair(setting: Setting, shape: dict[str, Any], ranks: str = "none") -> tuple[Trainer, Trainer]:
+def pair(setting: Setting, shape: dict[str, Any], parallel: Parallel = "none") -> tuple[Trainer, Trainer]:
     """A plain trainer and one with max-window around the same weights, with one optimizer."""
     torch.manual_seed(0)
-    plain = LlamaForCausalLM(LlamaConfig(**shape))
-    found = []
-    for quantized in (False, True):
-        own = {id(p): p for p in plain.parameters()}
-        model: nn.Module = copy.deepcopy(plain, own) if quantized else plain
-        config = QuantConfig(amax_compute_algo="max_window", amax_history_len=setting.window)
-        kept = shape["num_hidden_layers"] - setting.quantized_blocks
-        scaling = prepare_qat(model, config, kept, 0) if quantized else None
-        micro = setting.sequences if ranks == "none" else 1  # which any number of processes shares out
-        values = {"steps": NEVER, "batch_size": setting.sequences, "micro_batch_size": micro}
-        values |= {"bf16_warmup_steps": 0, "telemetry_every": 0}
-        found.append(Trainer(model, TrainConfig(**values), 1e-7, scaling, Ranks(ranks)))  # type: ignore[arg-type]
-    found[1].adamw = found[0].adamw
-    return found[0], found[1]
+    plain: nn.Module = LlamaForCausalLM(LlamaConfig(**shape))
+    twin = copy.deepcopy(plain, {id(p): p for p in plain.parameters()})
+    config = QuantConfig(amax_compute_algo="max_window", amax_history_len=setting.window)
+    scaling = prepare_qat(twin, config, shape["num_hidden_layers"] - setting.quantized_blocks, 0)
+    ranks = Ranks(parallel)
+    sizes = {"batch_size": setting.sequences * ranks.world, "micro_batch_size": setting.sequences}
+    train = TrainConfig.model_validate({"steps": NEVER, "bf16_warmup_steps": 0, "telemetry_every": 0} | sizes)
+    first, second = Trainer(plain, train, LR, None, ranks), Trainer(twin, train, LR, scaling, ranks)
+    second.adamw = first.adamw
+    return first, second
 
 
 def seconds(trainers: Sequence[Trainer], setting: Setting, vocabulary: int, num: int) -> list[list[float]]:
-    """Seconds of a step of each trainer, in turn, one list a trainer; a first round gives scales."""
+    """Seconds of a step of each trainer, one list a trainer; a first round, not counted, gives scales.
+
+    The order is drawn anew in each round, the same in every process.
+    """
     found: list[list[float]] = [[] for _ in trainers]
+    turns, rng = list(zip(found, trainers, strict=True)), random.Random(0)
     for number in range(1, num + 2):
-        tokens = torch.randint(0, vocabulary, (setting.sequences, setting.length))
-        for times, trainer in zip(found, trainers, strict=True):
+        tokens = torch.randint(0, vocabulary, (trainers[0].settings.batch_size, setting.length))
+        rng.shuffle(turns)
+        for times, trainer in turns:
             started = time.perf_counter()
             trainer.run_step(number, tokens)
             times.append(time.perf_counter() - started)
     return [times[1:] for times in found]
+
+
+def state_bytes(scaling: ScalingState) -> int:
+    """Bytes of every tensor that the state holds, what a checkpoint leaves out included, each once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(vars(scaling))}
+    return sum(storages.values())
+
+
+def _tensors(held: Any) -> Iterator[Tensor]:
+    """All tensors in an object's attributes, in containers, and in objects of this project."""
+    if isinstance(held, Tensor):
+        yield held
+    elif isinstance(held, Mapping | list | tuple):
+        for value in held.values() if isinstance(held, Mapping) else held:
+            yield from _tensors(value)
+    elif type(held).__module__.startswith("pangu_hif8."):
+        yield from _tensors(vars(held))
 
 
 def kept_bytes(trainer: Trainer, setting: Setting, vocabulary: int) -> tuple[int, int]:
@@ -109,31 +135,23 @@ def kept_bytes(trainer: Trainer, setting: Setting, vocabulary: int) -> tuple[int
     return found[0], found[1]
 
 
-def measure(setting: Setting, shape: dict[str, Any], num: int) -> dict[str, float]:
+def measure(setting: Setting, shape: dict[str, Any], num: int) -> dict[str, Any]:
     """Ratio with its interval, step time and memory at one point."""
     trainers = pair(setting, shape)
     plain, quantized = seconds(trainers, setting, shape["vocab_size"], num)
     scaling = trainers[1].scaling
     assert scaling is not None
-    state = sum(value.nbytes for value in scaling.state_dict().values())
     floats, codes = kept_bytes(trainers[1], setting, shape["vocab_size"])
-    memory = {"state_bytes": state, "kept_bytes": floats, "kept_codes_bytes": codes}
+    memory = {"state_bytes": state_bytes(scaling), "kept_bytes": floats, "kept_codes_bytes": codes}
     return ratio_of(plain, quantized) | memory
 
 
-def measure_processes(num_processes: int, rounds: int) -> dict[str, float]:
-    """The usual setting in micro-batches of one, on as many processes of one thread (DDP over gloo)."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={num_processes}",
-    ]
-    command += [str(Path(__file__)), "--worker", "--rounds", str(rounds)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
-    return dict(json.loads(line))
+def measure_processes(num_processes: int, rounds: int) -> dict[str, Any]:
+    """The usual setting in each of so many processes of one thread (DDP over gloo): ratio and step time."""
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    command = [sys.executable, *launch, str(Path(__file__)), "--worker", "--rounds", str(rounds)]
+    printed = subprocess.check_output(command, text=True, stderr=subprocess.PIPE)
+    return dict(json.loads(next(line for line in printed.splitlines() if line.startswith("{"))))
 
 
 def worker(rounds: int) -> None:
@@ -164,7 +182,7 @@ def grown(rounds: int) -> list[Growth]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="How the cost of HiF8 grows with window, model and batch.")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -175,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = grown(options.rounds)
     head = [*machine(), f"Cores busy with other work before and after: {before:.1f} and {busy_cores():.1f}."]
     head += ["", f"Usual: {', '.join(f'{AXES[n]} {v:,}' for n, v in asdict(Setting()).items())}; "]
-    head[-1] += f"{options.rounds} rounds, {torch.get_num_threads()} threads, processes with one each."
+    head[-1] += f"{options.rounds} rounds, {torch.get_num_threads()} threads. " + PROCESSES_ARE
     table = as_csv(found)
     write_text(options.out / "growth.csv", table)
     write_text(options.out / "growth.md", as_markdown(found, head))

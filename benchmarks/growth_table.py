@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -22,8 +23,12 @@ AXES = {
     "quantized_blocks": "quantized blocks",
     "sequences": "sequences",
     "length": "tokens a sequence",
-    "processes": "processes",
+    "processes": "processes (one thread, one batch each)",
 }
+PROCESSES_ARE = (
+    "Processes: one thread and the usual number of sequences each, in one batch; beside each other they show "
+    "what their number does, beside the other rows what one thread does."
+)
 MIB = 2**20
 
 
@@ -65,7 +70,7 @@ def as_markdown(found: Sequence[Growth], head: Sequence[str]) -> str:
     """A table of all points."""
     lines = ["# How the cost of HiF8 grows", "", *head, ""]
     lines += ["![Step ratio and memory by window, blocks, sequences, length, processes](growth.png)", ""]
-    lines += ["| what | value | ratio to the plain step | 95% | plain step, ms | scales' state, KiB |"]
+    lines += ["| what | value | ratio to the plain step | 95% | plain step, ms | scales' tensors, KiB |"]
     lines[-1] += " inputs kept, MiB | as codes, MiB |"
     lines += ["|---" * 8 + "|"]
     for p in found:
@@ -98,7 +103,7 @@ def _ratios(panel: Axes, points: Sequence[Growth], name: str) -> None:
     intervals = [Interval(p.ratio, p.low, p.high) for p in points]
     draw_series(panel, [p.value for p in points], intervals, **look)
     panel.axhline(1, color="0.3", lw=0.8, zorder=0)
-    panel.set(xlabel=AXES[name], ylabel="step time, ratio", xscale="log")
+    panel.set(xlabel=textwrap.fill(AXES[name], 22), ylabel="step time, ratio", xscale="log")
     _ticks(panel, points)
 
 

@@ -10,13 +10,14 @@ caches as a step of its own kind has left them. Weights are random: what a step 
 
 The journal's cost (`entry_of` and `Journal.append`) is timed by itself, since `run_step` does not write.
 
-    python benchmarks/step_time.py [--size smoke|laptop|both] [--repeats N] [--compile] [--out DIRECTORY]
+    python benchmarks/step_time.py [--size smoke|laptop|both] [--repeats N] [--all] [--compile] [--out DIR]
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import os
 import random
 import tempfile
 import time
@@ -25,9 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
+
 import torch
 from speed_table import busy_cores, machine
-from step_table import CYCLE, DELAYED, JOURNAL, OFF, SAMPLED, Rounds, as_csv, as_markdown
+from step_table import CODES, CYCLE, DELAYED, JOURNAL, OFF, SAMPLED, Rounds, as_csv, as_markdown
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -37,6 +40,7 @@ from pangu_hif8.journal import Journal
 from pangu_hif8.linear import prepare_qat
 from pangu_hif8.ranks import Ranks
 from pangu_hif8.records import entry_of
+from pangu_hif8.saved_codes import save_inputs_as_codes
 from pangu_hif8.train import StepRecord, Trainer
 from pangu_hif8.train_stage import make_deterministic
 
@@ -51,7 +55,7 @@ SMOLLM2_135M: dict[str, Any] = {
     "rope_theta": 100000.0,
     "tie_word_embeddings": True,
 }
-REPEATS = {"smoke": 100, "laptop": 12}
+REPEATS = {"smoke": 100, "laptop": 6}
 NUM_WARM_UP_ROUNDS = 1  # it gives every slot its scale
 NEVER = 10**6  # steps: beyond what is run here
 LR, QUIET = 1e-7, 0.2
@@ -65,20 +69,21 @@ class Kind:
     algo: str | None = None
     quant: dict[str, Any] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
+    codes: bool = False
 
 
-def kinds(compiled: bool) -> list[Kind]:
-    """What is timed; `compiled` adds torch.compile of the whole model."""
+def kinds(every: bool, compiled: bool) -> list[Kind]:
+    """What is timed: what carries a goal, and `every` other; `compiled` adds torch.compile of the model."""
     window = "max_window"
-    conditions = {"activation checkpointing": {"activation_checkpointing": True}}
+    found = [Kind(OFF), *(Kind(algo, algo) for algo in (*DELAYED, "current"))]
+    found += [Kind(SAMPLED, window, train={"telemetry_every": 1}), Kind(CODES, window, codes=True)]
+    if every:
+        found += [Kind("calibrate", window, {"bf16_warmup_steps": NEVER})]
+        gradients = {"gradients": {"amax_compute_algo": window}}
+        found += [Kind("max_window, gradients quantized", window, gradients)]
+    conditions = {"activation checkpointing": {"activation_checkpointing": True}} if every else {}
     if compiled:
         conditions["compile"] = {"compile": True}
-    found = [Kind(OFF), Kind("calibrate", window, {"bf16_warmup_steps": NEVER})]
-    found += [Kind(algo, algo) for algo in (*DELAYED, "current")]
-    found += [
-        Kind("max_window, gradients quantized", window, {"gradients": {"amax_compute_algo": window}}),
-        Kind(SAMPLED, window, train={"telemetry_every": 1}),
-    ]
     for name, settings in conditions.items():
         found += [Kind(f"{OFF} + {name}", train=settings), Kind(f"{window} + {name}", window, train=settings)]
     return found
@@ -99,6 +104,8 @@ def trainer(kind: Kind, base: nn.Module, profile: Profile) -> Trainer:
         window = {"amax_compute_algo": kind.algo, "amax_history_len": profile.train.amax_history_len}
         blocks = (profile.model.num_first_hp_blocks, profile.model.num_last_hp_blocks)
         scaling = prepare_qat(model, QuantConfig.model_validate(window | kind.quant), *blocks)
+    if kind.codes:
+        save_inputs_as_codes(model)
     return Trainer(model, TrainConfig.model_validate(values), LR, scaling, Ranks("none"))
 
 
@@ -109,12 +116,12 @@ def journal_seconds(journal: Journal, record: StepRecord, trained: Trainer, numb
     return time.perf_counter() - started
 
 
-def measure(size: str, num_rounds: int, compiled: bool) -> tuple[int, Rounds]:
+def measure(size: str, num_rounds: int, every: bool = False, compiled: bool = False) -> tuple[int, Rounds]:
     """Threads, and the seconds of every kind of step in each round."""
     profile = load_profile(size)
     make_deterministic(0, profile.train.num_threads)
     base = network(size, profile)
-    trainers = {kind.name: trainer(kind, base, profile) for kind in kinds(compiled)}
+    trainers = {kind.name: trainer(kind, base, profile) for kind in kinds(every, compiled)}
     for one in trainers.values():
         one.adamw = trainers[OFF].adamw
     with tempfile.TemporaryDirectory() as directory, Journal(Path(directory) / "journal.jsonl") as journal:
@@ -126,7 +133,7 @@ def _rounds(trainers: dict[str, Trainer], profile: Profile, num: int, journal: J
     found: Rounds = {name: [] for name in (*trainers, JOURNAL)}
     order, rng = list(trainers), random.Random(0)
     for number in range(1, num + 1):
-        tokens = _batch(trainers[OFF], profile)
+        tokens = batch_for(trainers[OFF], profile)
         rng.shuffle(order)
         for name in order:
             trainers[name].run_step(number, tokens)
@@ -138,7 +145,7 @@ def _rounds(trainers: dict[str, Trainer], profile: Profile, num: int, journal: J
     return found
 
 
-def _batch(trained: Trainer, profile: Profile) -> Tensor:
+def batch_for(trained: Trainer, profile: Profile) -> Tensor:
     model: Any = trained.model
     return torch.randint(0, model.config.vocab_size, (profile.train.batch_size, profile.data.sequence_length))
 
@@ -148,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Time a training step with and without HiF8.")
     parser.add_argument("--size", choices=(*REPEATS, "both"), default="both")
     parser.add_argument("--repeats", type=int, help=f"rounds, {REPEATS} by default")
+    parser.add_argument("--all", action="store_true", help="also checkpointing, gradients and calibration")
     parser.add_argument("--compile", action="store_true", help="also with torch.compile of the model")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args(arguments)
@@ -157,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured = {}
     for size in REPEATS if options.size == "both" else (options.size,):
         print(f"{size} ...", flush=True)
-        measured[size] = measure(size, options.repeats or REPEATS[size], options.compile)
+        measured[size] = measure(size, options.repeats or REPEATS[size], options.all, options.compile)
     table = as_csv(measured)
     text = as_markdown(table, _head(measured, [*busy, busy_cores()]))
     write_text(options.out / "step_time.csv", table)
