@@ -171,6 +171,10 @@ def _label(row: Row) -> str:
     return f"{PLACES[row.place].split()[0]}: {text}"
 
 
+def _picture(directory: Path, title: str, name: str) -> str:
+    return f"![{title}]({name})" if (directory / name).is_file() else "Not measured yet."
+
+
 def page(directory: Path, rows: Sequence[Row]) -> str:
     """The text of results.md."""
     threads = directory / "threads.csv"
@@ -179,8 +183,8 @@ def page(directory: Path, rows: Sequence[Row]) -> str:
         "# What the benchmarks measured": [ABOUT],
         "## Goals": [*goal_lines(rows), "", memory_line(directory), "", *format_lines(directory), "", RATIOS],
         "## Not reached, or not beyond the noise": [*missed(rows), "", FORMAT],
-        "## Where a step's time goes": ["![Step by part](profile.png)"],
-        "## How the cost grows": ["![Growth](growth.png)"],
+        "## Where a step's time goes": [_picture(directory, "Step by part", "profile.png")],
+        "## How the cost grows": [_picture(directory, "Growth", "growth.png")],
         "## Threads, and runs at once": (
             table_lines(threads.read_text(encoding="utf-8")) if threads.is_file() else ["Not measured."]
         ),
