@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 import importlib
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 from unittest import mock
-
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
 
 import gpu_table as table
 import torch

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
-
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
 
 import gpu_table as table
 import torch
