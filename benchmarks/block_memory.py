@@ -23,14 +23,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from block_time import KINDS, LR, Blocks, Runner, batch
+from block_time import KINDS, LR, MLP, Blocks, Runner, batch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from pangu_hif8.linear import HiF8Linear
 from pangu_hif8.saved_codes import CodedHiF8Linear
 
-MLP = ("gate_proj", "up_proj", "down_proj")
 KIB = 1024
 
 

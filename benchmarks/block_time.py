@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
@@ -53,6 +53,7 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 6,
     "attention_bias": True,
 }
+MLP = ("gate_proj", "up_proj", "down_proj")
 LENGTH, LR, PEERS_EVERY = 1024, 1e-6, 2  # tokens, learning rate, rounds
 Clock = Callable[[], float]  # seconds
 
@@ -97,10 +98,10 @@ class Blocks(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1])[None]
+        places = torch.arange(x.shape[1], device=x.device)[None]
+        angles = self.rotary(x, places)
         for layer in self.model.layers:
-            found = layer(x, position_embeddings=self.rotary(x, places), position_ids=places)
-            x = found if isinstance(found, Tensor) else found[0]
+            x = layer(x, position_embeddings=angles, position_ids=places)
         return x
 
 
@@ -117,11 +118,11 @@ class Runner:
         if kind.codes:
             save_inputs_as_codes(self.block)
         if kind.torchao:
-            _use_torchao(self.block)
+            replace_linears(self.block, torchao_linear)
 
     def step(self, x: Tensor, gradient: Tensor) -> None:
         """One step of training, or the forward pass of an evaluation."""
-        with _writing_out() if self.kind.written_out else nullcontext():
+        with writing_out() if self.kind.written_out else nullcontext():
             if self.kind.evaluates:
                 self._evaluate(x)
             else:
@@ -149,23 +150,27 @@ def kinds_here() -> dict[str, Kind]:
     return {name: kind for name, kind in KINDS.items() if has_torchao or not kind.torchao}
 
 
-def _use_torchao(block: Blocks) -> None:
-    """torchao's fake-quantized linears in the place of ours: input and weight, a scale for each tensor."""
+def torchao_linear(linear: nn.Linear) -> nn.Module:
+    """torchao's fake-quantized linear: input and weight, a scale for each. ImportError where it is absent."""
     qat: Any = importlib.import_module("torchao.quantization.qat")
     granularity = importlib.import_module("torchao.quantization.granularity").PerTensor()
     config = qat.Float8FakeQuantizeConfig(granularity=granularity)
-    mlp = block.model.layers[0].mlp
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        made = qat.FakeQuantizedLinear.from_linear(getattr(mlp, name), config, config)
-        setattr(mlp, name, made)
+    return cast(nn.Module, qat.FakeQuantizedLinear.from_linear(linear, config, config))
 
 
-def _writing_out() -> AbstractContextManager[Any]:
-    """The same layer with the format as its definition reads, pass by pass, as simulators have it."""
+def replace_linears(block: Blocks, peer: Callable[[nn.Linear], nn.Module]) -> None:
+    """A peer's linears in the places of those that HiF8 quantizes."""
+    for layer in block.model.layers:
+        for name in MLP:
+            setattr(layer.mlp, name, peer(getattr(layer.mlp, name)))
+
+
+def writing_out() -> AbstractContextManager[Any]:
+    """The same layer with the format as its definition reads, in float32, as simulators have it."""
 
     def qdq(x: Tensor, scale: Tensor, settings: Any, with_amax: bool) -> tuple[Tensor, Tensor | None]:
-        scaled = (x.detach() * scale).clamp(-settings.hif8_max, settings.hif8_max)
-        return written_out(scaled) / scale, tensor_to_amax(x) if with_amax else None
+        scaled = (x.detach().float() * scale).clamp(-settings.hif8_max, settings.hif8_max)
+        return (written_out(scaled) / scale).to(x.dtype), tensor_to_amax(x) if with_amax else None
 
     return mock.patch.object(quantized_linear, "_qdq", qdq)
 

@@ -7,19 +7,14 @@ import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
-from unittest import mock
 
 import gpu_table as table
 import torch
-from block_time import LR, Blocks
-from format_speed import written_out
+from block_time import LR, Blocks, replace_linears, torchao_linear, writing_out
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from pangu_hif8 import quantized_linear
-from pangu_hif8.amax import tensor_to_amax
 from pangu_hif8.compiling import compile_model, compiler_errors
 from pangu_hif8.config import QuantConfig
 from pangu_hif8.errors import UserError
@@ -60,47 +55,24 @@ class Setting:
     def blocks(self, num_blocks: int) -> tuple[Blocks, torch.optim.Optimizer]:
         """Blocks and their optimizer, as training has it."""
         torch.manual_seed(0)
-        base = DeviceBlocks(self.shape, num_blocks).to(self.device)
+        base = Blocks(self.shape, num_blocks).to(self.device)
         return base, torch.optim.AdamW(base.parameters(), lr=LR, fused=True)
 
 
-class DeviceBlocks(Blocks):
-    """Decoder blocks on any device; the positions' angles are computed once for all of them."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        positions = torch.arange(x.shape[1], device=x.device)[None]
-        angles = self.rotary(x, positions)
-        for layer in cast(nn.ModuleList, self.model.layers):
-            x = layer(x, position_embeddings=angles, position_ids=positions)
-        return x
-
-
-def torchao_linear(linear: nn.Linear) -> tuple[nn.Module, Around]:
-    """torchao's fake-quantized linear, a scale for each tensor; raises ImportError where it is absent."""
-    qat: Any = importlib.import_module("torchao.quantization.qat")
-    granularity = importlib.import_module("torchao.quantization.granularity").PerTensor()
-    config = qat.Float8FakeQuantizeConfig(granularity=granularity)
-    return qat.FakeQuantizedLinear.from_linear(linear, config, config), nullcontext
-
-
-def engine_linear(linear: nn.Linear) -> tuple[nn.Module, Around]:
-    """transformer-engine's linear and what it runs under; raises ImportError where it is absent."""
+def engine_linear(linear: nn.Linear) -> nn.Module:
+    """transformer-engine's linear, to be run under `in_engine`; ImportError where it is absent."""
     engine: Any = importlib.import_module("transformer_engine.pytorch")
     bias, dtype = linear.bias is not None, linear.weight.dtype
     made = engine.Linear(linear.in_features, linear.out_features, bias=bias, params_dtype=dtype)
     made.weight = linear.weight
+    return cast(nn.Module, made)
+
+
+def in_engine() -> AbstractContextManager[Any]:
+    """transformer-engine's fp8."""
+    engine: Any = importlib.import_module("transformer_engine.pytorch")
     enter = getattr(engine, "autocast", None) or engine.fp8_autocast  # its name in older versions
-    return made, partial(enter, enabled=True)
-
-
-def writing_out() -> AbstractContextManager[Any]:
-    """The same layer with the format as its definition reads, in float32, as simulators have it."""
-
-    def qdq(x: Tensor, scale: Tensor, settings: Any, with_amax: bool) -> tuple[Tensor, Tensor | None]:
-        scaled = (x.detach().float() * scale).clamp(-settings.hif8_max, settings.hif8_max)
-        return (written_out(scaled) / scale).to(x.dtype), tensor_to_amax(x) if with_amax else None
-
-    return mock.patch.object(quantized_linear, "_qdq", qdq)
+    return cast(AbstractContextManager[Any], enter(enabled=True))
 
 
 def autocast(x: Tensor) -> AbstractContextManager[Any]:
@@ -117,7 +89,7 @@ class Kind:
     compiled: bool = False
     evaluates: bool = False
     around: Around = nullcontext
-    peer: Callable[[nn.Linear], tuple[nn.Module, Around]] | None = None
+    peer: Callable[[nn.Linear], nn.Module] | None = None
 
 
 KINDS = {
@@ -129,7 +101,7 @@ KINDS = {
     table.EVAL: Kind("max_window", evaluates=True),
     table.WRITTEN_OUT: Kind("max_window", around=writing_out),
     table.TORCHAO: Kind(peer=torchao_linear),
-    table.ENGINE: Kind(peer=engine_linear),
+    table.ENGINE: Kind(peer=engine_linear, around=in_engine),
     table.PLAIN_COMPILED: Kind(compiled=True),
     table.WINDOW_COMPILED: Kind("max_window", compiled=True),
 }
@@ -139,7 +111,7 @@ class Runner:
     """A block of one kind around shared weights, and its step; ready to be timed when it is made."""
 
     def __init__(self, kind: Kind, base: Blocks, adamw: torch.optim.Optimizer, x: Tensor, dy: Tensor) -> None:
-        self.kind, self.adamw, self.x, self.dy, self.around = kind, adamw, x, dy, kind.around
+        self.kind, self.adamw, self.x, self.dy = kind, adamw, x, dy
         self.block = copy.deepcopy(base, {id(p): p for p in base.parameters()})
         self.call: nn.Module = self.block
         self.state: ScalingState | None = None
@@ -149,14 +121,8 @@ class Runner:
         if kind.codes:
             save_inputs_as_codes(self.block)
         if kind.peer:
-            self._replace_linears(kind.peer)
+            replace_linears(self.block, kind.peer)
         self._warm_up()
-
-    def _replace_linears(self, peer: Callable[[nn.Linear], tuple[nn.Module, Around]]) -> None:
-        for layer in cast(Any, self.block.model.layers):
-            for name in ("gate_proj", "up_proj", "down_proj"):
-                made, self.around = peer(getattr(layer.mlp, name))
-                setattr(layer.mlp, name, made)
 
     def _warm_up(self) -> None:
         self._train()  # gives every slot its scale
@@ -195,7 +161,7 @@ class Runner:
             self.x.grad = None
 
     def _forward(self) -> Tensor:
-        with autocast(self.x), self.around():
+        with autocast(self.x), self.kind.around():
             if self.kind.compiled:
                 refresh_weights(self.block)
             return self.call(self.x)

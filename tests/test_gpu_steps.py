@@ -17,7 +17,8 @@ from pangu_hif8.scaling import ScalingState
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import gpu
 import gpu_table as table
-from gpu_block import KINDS, DeviceBlocks, Kind, Runner
+from block_time import Blocks
+from gpu_block import KINDS, Kind, Runner
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,7 @@ def test_a_step_stays_on_its_device_and_does_not_wait_for_it(
     monkeypatch.setattr(ScalingState, "_estimate", warm)
     monkeypatch.setattr("pangu_hif8.quantized_linear._compiles", lambda x: False)
     monkeypatch.setattr("pangu_hif8.quantized_linear._autocast_dtype", lambda x: None)
-    base = DeviceBlocks(gpu.SMALL, 2).to("meta")
+    base = Blocks(gpu.SMALL, 2).to("meta")
     x = torch.empty(2, 16, 64, device="meta", requires_grad=True)
     runner = Runner(KINDS[kind], base, torch.optim.AdamW(base.parameters()), x, x.detach())
     runner.step()
