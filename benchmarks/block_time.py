@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/siblings.py); read with torch
 
 import torch
 from block_table import EVAL, EVAL_PLAIN, NUM_BLOCKS, PLAIN, Kept, Rounds, as_csv, as_markdown
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Time a block of the paper's shape with and without HiF8.")
     parser.add_argument("--sequences", type=int, default=4, help="of 1,024 tokens; 4 by default")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args(arguments)
     before = busy_cores()

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/siblings.py); read with torch
 
 import gpu_table as table
 import torch

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/siblings.py); read with torch
 
 import torch
 from block_memory import Counter, counting
@@ -182,7 +182,7 @@ def grown(rounds: int) -> list[Growth]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="How the cost of HiF8 grows with window, model and batch.")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/siblings.py); read with torch
 
 import block_time
 import profile_table as table

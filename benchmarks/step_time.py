@@ -2,8 +2,10 @@
 
 All kinds train the same weights with one optimizer: each has its own modules and scales around the same
 parameters, and runs `Trainer.run_step` as a run does, AdamW included, at a tiny learning rate. A round gives
-each kind a turn, in an order drawn anew: two steps, of which the second is timed, so that it finds memory and
-caches as a step of its own kind has left them. Weights are random: what a step costs does not depend on them.
+each kind a turn, in an order drawn anew: two steps. At smoke size the second is timed, so that it finds
+memory and caches as a step of its own kind has left them. At laptop size it is the mean of both: a step goes
+through gigabytes, and first and second ones took the same time. Weights are random: what a step costs does
+not depend on them.
 
     smoke    the smoke profile's model and batch
     laptop   SmolLM2-135M's architecture, the laptop profile's batch
@@ -19,6 +21,7 @@ import argparse
 import copy
 import os
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/siblings.py); read with torch
 
 import torch
 from speed_table import busy_cores, machine
@@ -55,7 +58,8 @@ SMOLLM2_135M: dict[str, Any] = {
     "rope_theta": 100000.0,
     "tie_word_embeddings": True,
 }
-REPEATS = {"smoke": 100, "laptop": 6}
+REPEATS = {"smoke": 50, "laptop": 4}
+NUM_TIMED = {"smoke": 1, "laptop": 2}  # the last ones of the two steps of a turn
 NUM_WARM_UP_ROUNDS = 1  # it gives every slot its scale
 NEVER = 10**6  # steps: beyond what is run here
 LR, QUIET = 1e-7, 0.2
@@ -125,21 +129,25 @@ def measure(size: str, num_rounds: int, every: bool = False, compiled: bool = Fa
     for one in trainers.values():
         one.adamw = trainers[OFF].adamw
     with tempfile.TemporaryDirectory() as directory, Journal(Path(directory) / "journal.jsonl") as journal:
-        rounds = _rounds(trainers, profile, num_rounds + NUM_WARM_UP_ROUNDS, journal)
+        rounds = _rounds(trainers, profile, num_rounds + NUM_WARM_UP_ROUNDS, NUM_TIMED[size], journal)
     return profile.train.num_threads, {name: times[NUM_WARM_UP_ROUNDS:] for name, times in rounds.items()}
 
 
-def _rounds(trainers: dict[str, Trainer], profile: Profile, num: int, journal: Journal) -> Rounds:
+def _rounds(
+    trainers: dict[str, Trainer], profile: Profile, num: int, num_timed: int, journal: Journal
+) -> Rounds:
     found: Rounds = {name: [] for name in (*trainers, JOURNAL)}
     order, rng = list(trainers), random.Random(0)
     for number in range(1, num + 1):
         tokens = batch_for(trainers[OFF], profile)
         rng.shuffle(order)
         for name in order:
-            trainers[name].run_step(number, tokens)
-            started = time.perf_counter()
-            record = trainers[name].run_step(number, tokens)
-            found[name].append(time.perf_counter() - started)
+            times = []
+            for _ in range(2):
+                started = time.perf_counter()
+                record = trainers[name].run_step(number, tokens)
+                times.append(time.perf_counter() - started)
+            found[name].append(statistics.mean(times[-num_timed:]))
             if name == SAMPLED:
                 found[JOURNAL].append(journal_seconds(journal, record, trainers[name], number))
     return found
@@ -174,7 +182,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _head(measured: dict[str, tuple[int, Rounds]], busy: list[float]) -> list[str]:
-    counts = [f"{size}: {len(r[OFF])} rounds, {threads} thread(s)" for size, (threads, r) in measured.items()]
+    counts = [
+        f"{size}: {len(r[OFF])} rounds of {NUM_TIMED[size]} step(s), {threads} thread(s)"
+        for size, (threads, r) in measured.items()
+    ]
     return [
         *machine(),
         f"Cores busy with other work before and after: {' and '.join(f'{b:.1f}' for b in busy)}.",

@@ -1,7 +1,8 @@
 """How does training scale from one thread to two, and from one run at a time to two (make -j2)?
 
-Each way starts its processes, lets each do its first steps, and times the next ones of all together, so that
-nothing but training is timed. Throughput counts the steps of all processes. The step is the laptop profile's
+Each way starts its processes, lets each do its first step, and times the next ones of all together, so that
+nothing but training is timed. Threads wait at barriers as those of runs do, alone or under `make -j`
+(pangu_hif8/siblings.py). Throughput counts the steps of all processes. The step is the laptop profile's
 with max-window, on SmolLM2-135M's architecture (step_time.py).
 
     python benchmarks/threads.py [--size smoke|laptop] [--steps N] [--out DIRECTORY]
@@ -21,8 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/run.py); read with torch
+from typing import Any
 
 import torch
 from speed_table import busy_cores, machine
@@ -30,9 +30,10 @@ from step_time import batch_for, kinds, network, trainer
 
 from pangu_hif8.config import load_profile
 from pangu_hif8.files import write_text
+from pangu_hif8.siblings import SPINS_ALONE, SPINS_BESIDE
 from pangu_hif8.train_stage import make_deterministic
 
-NUM_FIRST_STEPS = 2  # they give every slot its scale, and AdamW its state
+NUM_FIRST_STEPS = 1  # it gives every slot its scale, and AdamW its state
 GO = "go\n"
 
 
@@ -60,7 +61,7 @@ class Measured:
 
 
 def work(size: str, threads: int, num_steps: int) -> None:
-    """One process: its first steps, a line, the others' go, its steps' seconds as JSON."""
+    """One process: its first step, a line, the others' go, its steps' seconds as JSON."""
     profile = load_profile(size)
     make_deterministic(0, threads)
     (kind,) = (kind for kind in kinds(every=False, compiled=False) if kind.name == "max_window")
@@ -80,10 +81,9 @@ def work(size: str, threads: int, num_steps: int) -> None:
 def measure(way: Way, size: str, num_steps: int) -> Measured:
     """All processes of a way, their timed steps at the same time. Raises CalledProcessError."""
     command = [sys.executable, __file__, "--worker", str(way.threads), "--size", size, "--steps"]
-    jobs = [
-        subprocess.Popen([*command, str(num_steps)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(way.processes)
-    ]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    waits = os.environ | {"GOMP_SPINCOUNT": str(SPINS_BESIDE if way.processes > 1 else SPINS_ALONE)}
+    jobs = [subprocess.Popen([*command, str(num_steps)], env=waits, **pipes) for _ in range(way.processes)]
     for job in jobs:
         _line(job, "ready")
     started = time.perf_counter()
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Training steps by threads and by runs at once.")
     parser.add_argument("--size", choices=("smoke", "laptop"), default="laptop")
-    parser.add_argument("--steps", type=int, default=4, help="timed in each process; 4 by default")
+    parser.add_argument("--steps", type=int, default=3, help="timed in each process; 3 by default")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -151,8 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = as_csv(found)
     busy = f"Cores busy with other work before and after: {before:.1f} and {busy_cores():.1f}."
     head = ["# Threads, and runs at once", "", *machine(), busy, ""]
+    head += [f"Profile {options.size}, {options.steps} steps a process. Times: throughput beside the first."]
     head += [
-        f"Profile {options.size}, {options.steps} steps a process. Times: throughput beside the first.",
+        f"Turns that a waiting thread spins: {SPINS_ALONE:,} alone, {SPINS_BESIDE:,} beside another.",
         "",
     ]
     write_text(options.out / "threads.csv", table)

@@ -27,6 +27,7 @@ from pangu_hif8.errors import UserError
 from pangu_hif8.files import digest, write_json
 from pangu_hif8.lm_tasks import OFFLINE
 from pangu_hif8.paths import ROOT, cache_dir
+from pangu_hif8.siblings import spin_count
 from pangu_hif8.terminal import Forwarder
 
 KERNEL_NAME = "python3"  # the name in the sources' metadata, so that an executed copy opens in JupyterLab
@@ -76,7 +77,7 @@ def environment(offline: bool = True, text_bars: bool = True) -> dict[str, str]:
         "JUPYTER_PATH": os.pathsep.join(filter(None, paths)),
         "PYTHONPATH": os.pathsep.join(filter(None, imports)),
         "PYTHONHASHSEED": "0",
-        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000"),  # see run.py
+        "GOMP_SPINCOUNT": spin_count(),
         "TOKENIZERS_PARALLELISM": "false",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         **QUIET,

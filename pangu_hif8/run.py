@@ -19,10 +19,9 @@ from pangu_hif8.launch import Parallel, agreed, first_process_first, is_main_pro
 from pangu_hif8.paths import run_dir
 from pangu_hif8.prepare import prepare
 from pangu_hif8.prepared import Prepared
+from pangu_hif8.siblings import spin_count
 
-# GNU OpenMP's threads spin at a barrier for so long that a second program on the same cores slows a step
-# eightfold; a shorter spin costs nothing on an idle machine. It has to be set before torch is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ["GOMP_SPINCOUNT"] = spin_count()  # has to be set before torch is loaded
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what makes CUDA's matmuls repeatable
 
 MAX_SEED = 2**32 - 1  # NumPy's

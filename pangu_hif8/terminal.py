@@ -8,18 +8,19 @@ are passed on as they are: nothing that a run says is dropped, except the redraw
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import sys
 import time
 from typing import TextIO
+
+from pangu_hif8.siblings import has_siblings
 
 SECONDS_BETWEEN_LINES = 10.0  # a log of an hour then has at most 360 lines of progress
 
 
 def is_live(stream: TextIO) -> bool:
     """Whether a line may be redrawn: a terminal, and no sibling of a parallel make writing to it."""
-    return stream.isatty() and "jobserver" not in os.environ.get("MAKEFLAGS", "")
+    return stream.isatty() and not has_siblings()
 
 
 class Forwarder(io.TextIOBase):
