@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Time a block of the paper's shape with and without HiF8.")
     parser.add_argument("--sequences", type=int, default=4, help="of 1,024 tokens; 4 by default")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args(arguments)
     before = busy_cores()

@@ -2,10 +2,11 @@
 
 All kinds train the same weights with one optimizer: each has its own modules and scales around the same
 parameters, and runs `Trainer.run_step` as a run does, AdamW included, at a tiny learning rate. A round gives
-each kind a turn, in an order drawn anew: two steps. At smoke size the second is timed, so that it finds
-memory and caches as a step of its own kind has left them. At laptop size it is the mean of both: a step goes
-through gigabytes, and first and second ones took the same time. Weights are random: what a step costs does
-not depend on them.
+each kind two steps, in an order drawn anew. At smoke size they follow each other and the second is timed, so
+that it finds memory and caches as a step of its own kind has left them. At laptop size, where a step goes
+through gigabytes and took the same time after another kind's, all kinds take their first step and then, in
+the reversed order, their second, and the mean is kept: what drifts with time meets all kinds alike. Weights
+are random: what a step costs does not depend on them.
 
     smoke    the smoke profile's model and batch
     laptop   SmolLM2-135M's architecture, the laptop profile's batch
@@ -59,7 +60,7 @@ SMOLLM2_135M: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 REPEATS = {"smoke": 50, "laptop": 4}
-NUM_TIMED = {"smoke": 1, "laptop": 2}  # the last ones of the two steps of a turn
+THERE_AND_BACK, BOTH = ("laptop",), " of two steps, the second ones in reversed order"
 NUM_WARM_UP_ROUNDS = 1  # it gives every slot its scale
 NEVER = 10**6  # steps: beyond what is run here
 LR, QUIET = 1e-7, 0.2
@@ -129,28 +130,34 @@ def measure(size: str, num_rounds: int, every: bool = False, compiled: bool = Fa
     for one in trainers.values():
         one.adamw = trainers[OFF].adamw
     with tempfile.TemporaryDirectory() as directory, Journal(Path(directory) / "journal.jsonl") as journal:
-        rounds = _rounds(trainers, profile, num_rounds + NUM_WARM_UP_ROUNDS, NUM_TIMED[size], journal)
+        rounds = _rounds(trainers, profile, num_rounds + NUM_WARM_UP_ROUNDS, size in THERE_AND_BACK, journal)
     return profile.train.num_threads, {name: times[NUM_WARM_UP_ROUNDS:] for name, times in rounds.items()}
 
 
 def _rounds(
-    trainers: dict[str, Trainer], profile: Profile, num: int, num_timed: int, journal: Journal
+    trainers: dict[str, Trainer], profile: Profile, num: int, there_and_back: bool, journal: Journal
 ) -> Rounds:
     found: Rounds = {name: [] for name in (*trainers, JOURNAL)}
     order, rng = list(trainers), random.Random(0)
     for number in range(1, num + 1):
         tokens = batch_for(trainers[OFF], profile)
         rng.shuffle(order)
-        for name in order:
-            times = []
-            for _ in range(2):
-                started = time.perf_counter()
-                record = trainers[name].run_step(number, tokens)
-                times.append(time.perf_counter() - started)
-            found[name].append(statistics.mean(times[-num_timed:]))
+        times: Rounds = {name: [] for name in trainers}
+        for name in turns(order, there_and_back):
+            started = time.perf_counter()
+            record = trainers[name].run_step(number, tokens)
+            times[name].append(time.perf_counter() - started)
             if name == SAMPLED:
-                found[JOURNAL].append(journal_seconds(journal, record, trainers[name], number))
+                journaled = journal_seconds(journal, record, trainers[name], number)
+        for name in trainers:
+            found[name].append(statistics.mean(times[name]) if there_and_back else times[name][-1])
+        found[JOURNAL].append(journaled)
     return found
+
+
+def turns(order: Sequence[str], there_and_back: bool) -> list[str]:
+    """Who takes a step in a round, one after the other: each kind twice."""
+    return [*order, *reversed(order)] if there_and_back else [name for name in order for _ in range(2)]
 
 
 def batch_for(trained: Trainer, profile: Profile) -> Tensor:
@@ -183,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _head(measured: dict[str, tuple[int, Rounds]], busy: list[float]) -> list[str]:
     counts = [
-        f"{size}: {len(r[OFF])} rounds of {NUM_TIMED[size]} step(s), {threads} thread(s)"
+        f"{size}: {len(r[OFF])} rounds{BOTH * (size in THERE_AND_BACK)}, {threads} thread(s)"
         for size, (threads, r) in measured.items()
     ]
     return [

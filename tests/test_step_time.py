@@ -108,3 +108,12 @@ def test_the_committed_table_says_what_its_csv_says(table: ModuleType) -> None:
     expected = table.as_markdown(written.with_suffix(".csv").read_text(), ["HEAD"])
     top, _, rest = expected.partition("HEAD")
     assert written.read_text().startswith(top) and written.read_text().endswith(rest)
+
+
+def test_there_and_back_gives_every_kind_the_same_mean_place(table: ModuleType) -> None:
+    bench = importlib.import_module("step_time")  # found as `table` is
+    order = ["a", "b", "c"]
+    there_and_back = bench.turns(order, True)
+    places = {name: [i for i, turn in enumerate(there_and_back) if turn == name] for name in order}
+    assert {name: sum(found) / len(found) for name, found in places.items()} == dict.fromkeys(order, 2.5)
+    assert bench.turns(order, False) == ["a", "a", "b", "b", "c", "c"]
