@@ -143,15 +143,14 @@ def _rounds(
         tokens = batch_for(trainers[OFF], profile)
         rng.shuffle(order)
         times: Rounds = {name: [] for name in trainers}
+        records: dict[str, StepRecord] = {}
         for name in turns(order, there_and_back):
             started = time.perf_counter()
-            record = trainers[name].run_step(number, tokens)
+            records[name] = trainers[name].run_step(number, tokens)
             times[name].append(time.perf_counter() - started)
-            if name == SAMPLED:
-                journaled = journal_seconds(journal, record, trainers[name], number)
         for name in trainers:
             found[name].append(statistics.mean(times[name]) if there_and_back else times[name][-1])
-        found[JOURNAL].append(journaled)
+        found[JOURNAL].append(journal_seconds(journal, records[SAMPLED], trainers[SAMPLED], number))
     return found
 
 
