@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import step_table
-from step_table import CODES, Ratio, interval
+from step_table import CODES, INTERVAL, Ratio, interval
 
 PLAIN, EVAL_PLAIN, EVAL = "plain", "evaluation: plain", "evaluation: frozen weights"
 THAN = {CODES: "max_window", EVAL: EVAL_PLAIN, EVAL_PLAIN: EVAL_PLAIN}  # any other: the plain step
@@ -71,8 +71,9 @@ def as_markdown(table: str, head: Sequence[str]) -> str:
     """The text of the CSV as two tables: time, memory."""
     rows = list(csv.DictReader(io.StringIO(table)))
     lines = ["# One block of the paper's shape", "", *head, "", "## Time", ""]
-    lines += ["Medians of ratios within a round; 95%: bootstrap over the rounds.", ""]
-    lines += ["| step | beside | median, ms | ratio | 95% | rounds | at most | reached |", "|---" * 8 + "|"]
+    lines += [f"Medians of ratios within a round. {INTERVAL}", ""]
+    lines += ["| step | beside | median, ms | ratio | interval | rounds | at most | reached |"]
+    lines += ["|---" * 8 + "|"]
     for row in rows:
         ends = f"{float(row['low']):.3f} to {float(row['high']):.3f}"
         cells = [row["step"], row["than"], row["median_ms"], f"{float(row['ratio']):.3f}", ends]

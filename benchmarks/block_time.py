@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/siblings.py); read with torch
+from pangu_hif8.siblings import SPINS_ALONE
+
+os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS_ALONE))  # as a run alone has it; read with torch
 
 import torch
 from block_table import EVAL, EVAL_PLAIN, NUM_BLOCKS, PLAIN, Kept, Rounds, as_csv, as_markdown

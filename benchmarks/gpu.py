@@ -24,7 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/siblings.py); read with torch
+from pangu_hif8.siblings import SPINS_ALONE
+
+os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS_ALONE))  # as a run alone has it; read with torch
 
 import gpu_table as table
 import torch

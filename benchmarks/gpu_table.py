@@ -17,7 +17,7 @@ import block_table
 import step_table
 import torch
 from speed_table import machine
-from step_table import Ratio, interval
+from step_table import INTERVAL, Ratio, interval
 
 from pangu_hif8.files import write_text
 
@@ -60,12 +60,12 @@ COLUMNS = (
 HOW_KERNEL = """\
 Into memory that is there. GB/s: the bytes of the tensor and of its result, which have to move, over the
 median time on the GPU alone (events; level-2 cache emptied, launches queued before). The share of the copy's
-bandwidth is a median of ratios within rounds; 95%: bootstrap over the rounds. Before it is timed, a result
+bandwidth is a median of ratios within rounds. Before it is timed, a result
 has to equal the reference bit for bit. "With amax and count" is one pass of integer arithmetic for both
 dtypes; the other compiled calls look bfloat16 values up in a table, and the amax is a second pass."""
 HOW_BLOCK = """\
 Wall time of a step (forward, backward, AdamW, scales), the device waited for before and after. Medians of
-ratios within a round; 95%: bootstrap over the rounds. A frozen evaluation has its weights quantized before
+ratios within a round. A frozen evaluation has its weights quantized before
 the clock starts. The peers scale by rules of their own; torchao's quantizes before autocast's cast."""
 HOW_MEMORY = f"""\
 Of {NUM_BLOCKS} such blocks, in MiB above what all kinds have (weights, AdamW's state, batch). Held: between
@@ -176,11 +176,12 @@ def as_markdown(table: str, head: Sequence[str]) -> str:
     rows = list(csv.DictReader(io.StringIO(table)))
     parts = {part: [row for row in rows if row["part"] == part] for part in ("kernel", "block", "memory")}
     plain = {row["what"]: row["peak_bytes"] for row in parts["memory"]}
-    lines = ["# HiF8 on a GPU", "", *head, "", "## The format's kernel beside a copy", "", HOW_KERNEL, ""]
-    lines += _table("values|dtype|call|median, ms|GB/s|share of the copy's bandwidth|95%|note")
+    lines = ["# HiF8 on a GPU", "", *head, INTERVAL, ""]
+    lines += ["## The format's kernel beside a copy", "", HOW_KERNEL, ""]
+    lines += _table("values|dtype|call|median, ms|GB/s|share of the copy's bandwidth|interval|note")
     lines += [_line(_kernel_cells(row)) for row in parts["kernel"]]
     lines += ["", "## One block of openPangu's shape", "", HOW_BLOCK, ""]
-    lines += _table("step|beside|median, ms|ratio|95%|at most|reached|note")
+    lines += _table("step|beside|median, ms|ratio|interval|at most|reached|note")
     lines += [_line(_block_cells(row)) for row in parts["block"]]
     lines += ["", "## Memory", "", HOW_MEMORY, "", *_table("step|held|peak|peak, of the plain one's|note")]
     lines += [_line(_memory_cells(row, plain)) for row in parts["memory"]]

@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from step_table import interval
+from step_table import INTERVAL, interval
 
 from pangu_hif8.metrics import Interval
 from pangu_hif8.page_plots import PALETTE, draw_series
@@ -48,7 +48,7 @@ class Growth:
 
 
 def ratio_of(plain: Sequence[float], quantized: Sequence[float]) -> dict[str, float]:
-    """Median of the ratios within a round with a bootstrap's interval, and the plain step in ms."""
+    """Median of the ratios within a round with its interval, and the plain step in ms."""
     ratios = [q / p for p, q in zip(plain, quantized, strict=True)]
     low, high = interval(ratios)
     found = {"ratio": statistics.median(ratios), "low": low, "high": high}
@@ -68,9 +68,9 @@ def as_csv(found: Sequence[Growth]) -> str:
 
 def as_markdown(found: Sequence[Growth], head: Sequence[str]) -> str:
     """A table of all points."""
-    lines = ["# How the cost of HiF8 grows", "", *head, ""]
+    lines = ["# How the cost of HiF8 grows", "", *head, INTERVAL, ""]
     lines += ["![Step ratio and memory by window, blocks, sequences, length, processes](growth.png)", ""]
-    lines += ["| what | value | ratio to the plain step | 95% | plain step, ms | scales' tensors, KiB |"]
+    lines += ["| what | value | ratio to the plain step | interval | plain step, ms | scales' tensors, KiB |"]
     lines[-1] += " inputs kept, MiB | as codes, MiB |"
     lines += ["|---" * 8 + "|"]
     for p in found:

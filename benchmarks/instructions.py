@@ -27,7 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/siblings.py); read with torch
+from pangu_hif8.siblings import SPINS_ALONE
+
+os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS_ALONE))  # as a run alone has it; read with torch
 
 import torch
 from instructions_table import COPY, FORMAT, TWICE, Count, as_csv, as_markdown, counts

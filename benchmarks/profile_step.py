@@ -27,7 +27,9 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/siblings.py); read with torch
+from pangu_hif8.siblings import SPINS_ALONE
+
+os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS_ALONE))  # as a run alone has it; read with torch
 
 import block_time
 import profile_table as table
@@ -52,9 +54,8 @@ from pangu_hif8.train_stage import make_deterministic
 ROUNDS = {"smoke": 40, "laptop": 3, "block": 3}
 TINY: dict[str, Any] = block_time.SHAPE | {"hidden_size": 24, "intermediate_size": 32}
 ABOUT = """\
-A plain and a max-window step take turns; medians over the rounds, 95%: a bootstrap's interval, which for few
-rounds ends at the extremes. Parts are exclusive and add up to the step; + marks what quantization adds. The
-block is given {} x {:,} tokens. All in float32."""
+A plain and a max-window step take turns; medians over the rounds. Parts are exclusive and add up to the
+step; + marks what quantization adds. The block is given {} x {:,} tokens. All in float32."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -239,7 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "",
     ]
     text = table.as_csv(found, seconds_of_a_call())
-    page = table.as_markdown(text, [*head, ABOUT.format(options.sequences, block_time.LENGTH)])
+    about = [ABOUT.format(options.sequences, block_time.LENGTH), step_time.INTERVAL]
+    page = table.as_markdown(text, [*head, *about])
     write_text(options.out / "profile.csv", text)
     write_text(options.out / "profile.md", page)
     save_figure(table.draw(text), options.out, "profile")

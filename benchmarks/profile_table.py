@@ -1,6 +1,6 @@
 """From the rounds of profile_step.py to profile.csv, profile.md and the figure.
 
-A part's time is the median over the rounds, with a bootstrap's 95% interval; the difference between the two
+A part's time is the median over the rounds, with its interval (step_table.py); the difference between the two
 kinds of step is formed within a round.
 """
 
@@ -147,7 +147,7 @@ def as_markdown(table: str, head: Sequence[str]) -> str:
     lines += ["![Parts of a max-window step, and what quantization adds, by size](profile.png)"]
     for size, rows in by_size(table).items():
         lines += ["", f"## {size}: {TITLES[size]}", "", *_counts(rows), ""]
-        lines += ["| part | ms | 95% | % of the step | plain step, ms |", "|---" * 5 + "|"]
+        lines += ["| part | ms | interval | % of the step | plain step, ms |", "|---" * 5 + "|"]
         lines += [_line(row) for row in rows]
         lines += ["", _verdict(rows)]
     return "\n".join(lines) + "\n"

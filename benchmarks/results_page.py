@@ -15,7 +15,7 @@ from block_table import CODES_SHARE, EVAL, PLAIN
 from matplotlib.figure import Figure
 from speed_goals import GOALS as FORMAT_GOALS
 from speed_goals import MEMORY, read_medians
-from step_table import CODES
+from step_table import CODES, INTERVAL
 from threads import table_lines
 
 from pangu_hif8.files import write_text
@@ -40,11 +40,11 @@ REASONS = {
 
 ABOUT = (
     "Made by `make bench` from the tables beside it, which name machine and versions. Ratios are medians "
-    "within a round, their interval is a bootstrap's. [README](README.md) says how to read them."
+    f"within a round. {INTERVAL} [README](README.md) says how to read them."
 )
 RATIOS = "![Ratios with intervals and goals](ratios.png)"
 FORMAT = "Why the format's own goals are missed: [README](README.md#measured-format_speedmd-format_speedcsv)."
-NO_GPU = "Nothing has been measured on a GPU yet: `make bench-gpu` does it there, in 10 minutes or less."
+NO_GPU = "Nothing has been measured on a GPU yet: `make bench-gpu` does it there, in about 10 minutes."
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def ratio_rows(directory: Path) -> list[Row]:
 
 def goal_lines(rows: Sequence[Row]) -> list[str]:
     """The table of goals."""
-    lines = ["| where | step | beside | ratio | 95% | at most | reached |", "|---" * 7 + "|"]
+    lines = ["| where | step | beside | ratio | interval | at most | reached |", "|---" * 7 + "|"]
     for r in rows:
         numbers = f"{r.ratio:.3f} | {r.low:.3f} to {r.high:.3f} | {r.goal:g}"
         lines.append(f"| {PLACES[r.place]} | {r.what} | {r.than} | {numbers} | {r.reached} |")
@@ -157,7 +157,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         panel.set_yticks(places, [_label(row) for row in rows])
         panel.set(xlabel="step time, ratio")
         panel.grid(visible=False, axis="y")
-        figure.suptitle("What HiF8 costs a step: median ratio and 95% interval")
+        figure.suptitle("What HiF8 costs a step: median ratio and interval")
         legend_below(figure, panel, columns=1)
     return figure
 

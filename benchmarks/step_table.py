@@ -1,7 +1,7 @@
 """From measured steps to step_time.csv and step_time.md: ratios within rounds, intervals, goals.
 
-A round runs each kind of step once. A ratio is formed within each round, so that a slow minute of the
-machine meets both of its sides; the median over the rounds is kept, and a bootstrap's 95% interval of it.
+A round times each kind of step. A ratio is formed within each round, so that a slow minute of the machine
+meets both of its sides; the median over the rounds is kept, and an interval of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ CODES = "max_window, inputs kept as codes"
 # A step without telemetry, at most; codes: beside max_window, the cost up to which they could be a default.
 GOALS = {"max_window": 1.10, "current": 1.15, CODES: 1.03}
 COLUMNS = "size what than num_threads median_ms min_ms num_rounds ratio low high goal reached".split()
-NUM_DRAWS = 2000
+NUM_DRAWS, NUM_FEW = 2000, 8
+INTERVAL = f"Interval: a bootstrap's 95% of {NUM_FEW} rounds or more; of fewer the least and the greatest."
 
 Rounds = dict[str, list[float]]  # seconds by kind of step, one a round
 
@@ -87,7 +88,12 @@ def _ratio(rounds: Mapping[str, list[float]], what: str, than: str, goal: float 
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Ends of the 95% bootstrap interval of the median; the same values give the same ends."""
+    """The median's 95% bootstrap interval; of few values, where that would say too much, least and greatest.
+
+    The same values give the same ends.
+    """
+    if len(values) < NUM_FEW:
+        return min(values), max(values)
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(NUM_DRAWS))
     return medians[int(0.025 * NUM_DRAWS)], medians[int(0.975 * NUM_DRAWS) - 1]
@@ -114,12 +120,12 @@ def as_markdown(table: str, head: Sequence[str]) -> str:
     """The text of the CSV as two tables, goals first."""
     rows = list(csv.DictReader(io.StringIO(table)))
     lines = ["# Cost of a training step", "", *head, "", "## Goals", ""]
-    lines += ["| size | step | beside | ratio | 95% | at most | reached |", "|---" * 7 + "|"]
+    lines += ["| size | step | beside | ratio | interval | at most | reached |", "|---" * 7 + "|"]
     for row in (row for row in rows if row["goal"]):
         cells = [row["size"], row["what"], row["than"], _number(row["ratio"]), _interval(row)]
         lines.append("| " + " | ".join([*cells, row["goal"], row["reached"]]) + " |")
     lines += ["", "## Every kind of step", ""]
-    lines += ["| size | step | beside | median, ms | ratio | 95% |", "|---" * 6 + "|"]
+    lines += ["| size | step | beside | median, ms | ratio | interval |", "|---" * 6 + "|"]
     for row in (row for row in rows if not row["goal"]):
         cells = [row["size"], row["what"], row["than"], row["median_ms"], _number(row["ratio"])]
         lines.append("| " + " | ".join([*cells, _interval(row)]) + " |")

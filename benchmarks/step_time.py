@@ -3,10 +3,10 @@
 All kinds train the same weights with one optimizer: each has its own modules and scales around the same
 parameters, and runs `Trainer.run_step` as a run does, AdamW included, at a tiny learning rate. A round gives
 each kind two steps, in an order drawn anew. At smoke size they follow each other and the second is timed, so
-that it finds memory and caches as a step of its own kind has left them. At laptop size, where a step goes
-through gigabytes and took the same time after another kind's, all kinds take their first step and then, in
-the reversed order, their second, and the mean is kept: what drifts with time meets all kinds alike. Weights
-are random: what a step costs does not depend on them.
+that it finds memory and caches as a step of its own kind has left them. At laptop size a step goes through
+gigabytes, whoever was there before: all kinds take their first step and then, in the reversed order, their
+second, and the mean is kept, so that a steady drift meets all kinds alike. Weights are random: what a step
+costs does not depend on them.
 
     smoke    the smoke profile's model and batch
     laptop   SmolLM2-135M's architecture, the laptop profile's batch
@@ -30,11 +30,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as runs have it (pangu_hif8/siblings.py); read with torch
+from pangu_hif8.siblings import SPINS_ALONE
+
+os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS_ALONE))  # as a run alone has it; read with torch
 
 import torch
 from speed_table import busy_cores, machine
-from step_table import CODES, CYCLE, DELAYED, JOURNAL, OFF, SAMPLED, Rounds, as_csv, as_markdown
+from step_table import CODES, CYCLE, DELAYED, INTERVAL, JOURNAL, OFF, SAMPLED, Rounds, as_csv, as_markdown
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -196,7 +198,7 @@ def _head(measured: dict[str, tuple[int, Rounds]], busy: list[float]) -> list[st
         *machine(),
         f"Cores busy with other work before and after: {' and '.join(f'{b:.1f}' for b in busy)}.",
         "",
-        f"{'; '.join(counts)}. Medians of ratios within a round; 95%: bootstrap over the rounds. Telemetry "
+        f"{'; '.join(counts)}. Medians of ratios within a round. {INTERVAL} Telemetry "
         f"on: the journal of every step, and clipping, flushing and SQNR sampled once in {CYCLE}.",
     ]
 

@@ -1,9 +1,9 @@
 """How does training scale from one thread to two, and from one run at a time to two (make -j2)?
 
 Each way starts its processes, lets each do its first step, and times the next ones of all together, so that
-nothing but training is timed. Threads wait at barriers as those of runs do, alone or under `make -j`
-(pangu_hif8/siblings.py). Throughput counts the steps of all processes. The step is the laptop profile's
-with max-window, on SmolLM2-135M's architecture (step_time.py).
+nothing but training is timed. Threads wait at barriers as those of runs do, alone or beside others
+(pangu_hif8/siblings.py), whatever GOMP_SPINCOUNT was. Throughput counts the steps of all processes. The step
+is the laptop profile's with max-window, on SmolLM2-135M's architecture (step_time.py).
 
     python benchmarks/threads.py [--size smoke|laptop] [--steps N] [--out DIRECTORY]
 """
@@ -80,10 +80,10 @@ def work(size: str, threads: int, num_steps: int) -> None:
 
 def measure(way: Way, size: str, num_steps: int) -> Measured:
     """All processes of a way, their timed steps at the same time. Raises CalledProcessError."""
-    command = [sys.executable, __file__, "--worker", str(way.threads), "--size", size, "--steps"]
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    waits = os.environ | {"GOMP_SPINCOUNT": str(SPINS_BESIDE if way.processes > 1 else SPINS_ALONE)}
-    jobs = [subprocess.Popen([*command, str(num_steps)], env=waits, **pipes) for _ in range(way.processes)]
+    command = [sys.executable, __file__, "--worker", str(way.threads), "--size", size]
+    command += ["--steps", str(num_steps)]
+    start: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": waiting(way)}
+    jobs = [subprocess.Popen(command, **start) for _ in range(way.processes)]
     for job in jobs:
         _line(job, "ready")
     started = time.perf_counter()
@@ -97,6 +97,11 @@ def measure(way: Way, size: str, num_steps: int) -> Measured:
     seconds = [value for one in found for value in one["seconds"]]
     rate = 3600 * len(seconds) / took
     return Measured(way.processes, way.threads, statistics.median(seconds), min(seconds), max(seconds), rate)
+
+
+def waiting(way: Way) -> dict[str, str]:
+    """The environment of a way's processes: how their threads wait at a barrier."""
+    return os.environ | {"GOMP_SPINCOUNT": str(SPINS_BESIDE if way.processes > 1 else SPINS_ALONE)}
 
 
 def _line(job: subprocess.Popen[str], start: str) -> str:

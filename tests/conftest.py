@@ -30,6 +30,17 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def torch_settings() -> Iterator[None]:
+    """Threads and determinism of torch are afterwards as before."""
+    import torch
+
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture
 def clean_env() -> dict[str, str]:
     """The environment for a subprocess: none of make's variables, which this process may have inherited."""
     dropped = {"PROFILE", "SEEDS", "ONLY", "TIMEOUT", "PYTHON", "MAKELEVEL", "MFLAGS"}

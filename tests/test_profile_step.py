@@ -6,7 +6,6 @@ import csv
 import io
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,7 @@ LARGE: dict[str, Any] = SMALL | {"intermediate_size": 6144}  # a weight beyond o
 MEASURED_PARTS = (*table.COMMON, *table.ADDED)
 
 
-@pytest.fixture(autouse=True)
-def _settings_of_torch() -> Iterator[None]:
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
+pytestmark = pytest.mark.usefixtures("torch_settings")
 
 
 def block(shape: dict[str, Any]) -> list[profile_step.Subject]:

@@ -117,3 +117,15 @@ def test_there_and_back_gives_every_kind_the_same_mean_place(table: ModuleType) 
     places = {name: [i for i, turn in enumerate(there_and_back) if turn == name] for name in order}
     assert {name: sum(found) / len(found) for name, found in places.items()} == dict.fromkeys(order, 2.5)
     assert bench.turns(order, False) == ["a", "a", "b", "b", "c", "c"]
+
+
+@pytest.mark.usefixtures("torch_settings")
+@pytest.mark.parametrize("there_and_back", [(), ("smoke",)])
+def test_every_kind_is_measured_in_every_round(
+    table: ModuleType, monkeypatch: pytest.MonkeyPatch, there_and_back: tuple[str, ...]
+) -> None:
+    bench = importlib.import_module("step_time")
+    monkeypatch.setattr(bench, "THERE_AND_BACK", there_and_back)
+    _, found = bench.measure("smoke", 2)
+    assert set(found) == {kind.name for kind in bench.kinds(False, False)} | {table.JOURNAL}
+    assert all(len(times) == 2 and min(times) > 0 for times in found.values())

@@ -21,6 +21,11 @@ def test_two_processes_are_timed_together() -> None:
     assert 0 < found.steps_per_hour < 2 * 3600 / found.fastest_seconds
 
 
+def test_threads_wait_as_those_of_runs_do() -> None:
+    assert threads.waiting(threads.Way(1, 2))["GOMP_SPINCOUNT"] == str(threads.SPINS_ALONE)
+    assert threads.waiting(threads.Way(2, 2))["GOMP_SPINCOUNT"] == str(threads.SPINS_BESIDE)
+
+
 def test_a_process_that_ends_early_is_an_error() -> None:
     job = subprocess.Popen([sys.executable, "-c", "print('hm')"], stdout=subprocess.PIPE, text=True)
     with pytest.raises(subprocess.CalledProcessError):
