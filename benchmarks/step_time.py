@@ -151,7 +151,7 @@ def _rounds(
             records[name] = trainers[name].run_step(number, tokens)
             times[name].append(time.perf_counter() - started)
         for name in trainers:
-            found[name].append(statistics.mean(times[name]) if there_and_back else times[name][-1])
+            found[name].append(seconds_kept(times[name], there_and_back))
         found[JOURNAL].append(journal_seconds(journal, records[SAMPLED], trainers[SAMPLED], number))
     return found
 
@@ -159,6 +159,11 @@ def _rounds(
 def turns(order: Sequence[str], there_and_back: bool) -> list[str]:
     """Who takes a step in a round, one after the other: each kind twice."""
     return [*order, *reversed(order)] if there_and_back else [name for name in order for _ in range(2)]
+
+
+def seconds_kept(times: Sequence[float], there_and_back: bool) -> float:
+    """What stands for a kind's steps in a round: their mean, or the last, before which its own kind ran."""
+    return statistics.mean(times) if there_and_back else times[-1]
 
 
 def batch_for(trained: Trainer, profile: Profile) -> Tensor:
