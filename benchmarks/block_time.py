@@ -3,8 +3,9 @@
 The block is openPangu-Embedded-1B's (width 1,536, MLP 6,144, 12 heads, 6 of them for keys and values,
 biases), in float32, on sequences of 1,024 tokens. A step is forward, backward, AdamW over the block's weights
 and the scales' update. Every kind of training step trains the same weights in one process; the evaluations
-share weights that nobody trains. A round gives each kind a turn, peers every second one, in an order drawn
-anew; ratios are formed within a round. Memory: block_memory.py, one process a kind.
+share weights that nobody trains. In a round each kind takes a step, in an order drawn anew, and then another
+in the reversed order; their mean is kept, so that a steady drift meets all alike. Peers take one, in every
+second round. Ratios are formed within a round. Memory: block_memory.py, one process a kind.
 
     python benchmarks/block_time.py [--sequences N] [--rounds N] [--out DIRECTORY]
 """
@@ -17,15 +18,15 @@ import importlib.util
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
-from unittest import mock
+from typing import Any
 
 from pangu_hif8.siblings import SPINS_ALONE
 
@@ -33,15 +34,13 @@ os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS_ALONE))  # as a run alone has 
 
 import torch
 from block_table import EVAL, EVAL_PLAIN, NUM_BLOCKS, PLAIN, Kept, Rounds, as_csv, as_markdown
-from format_speed import written_out
+from peers import replace_linears, torchao_linear, writing_out
 from speed_table import busy_cores, machine
-from step_table import CODES
+from step_table import BOTH, CODES
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from pangu_hif8 import quantized_linear
-from pangu_hif8.amax import tensor_to_amax
 from pangu_hif8.config import QuantConfig
 from pangu_hif8.files import write_text
 from pangu_hif8.linear import prepare_qat
@@ -55,7 +54,6 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 6,
     "attention_bias": True,
 }
-MLP = ("gate_proj", "up_proj", "down_proj")
 LENGTH, LR, PEERS_EVERY = 1024, 1e-6, 2  # tokens, learning rate, rounds
 Clock = Callable[[], float]  # seconds
 
@@ -152,31 +150,6 @@ def kinds_here() -> dict[str, Kind]:
     return {name: kind for name, kind in KINDS.items() if has_torchao or not kind.torchao}
 
 
-def torchao_linear(linear: nn.Linear) -> nn.Module:
-    """torchao's fake-quantized linear: input and weight, a scale for each. ImportError where it is absent."""
-    qat: Any = importlib.import_module("torchao.quantization.qat")
-    granularity = importlib.import_module("torchao.quantization.granularity").PerTensor()
-    config = qat.Float8FakeQuantizeConfig(granularity=granularity)
-    return cast(nn.Module, qat.FakeQuantizedLinear.from_linear(linear, config, config))
-
-
-def replace_linears(block: Blocks, peer: Callable[[nn.Linear], nn.Module]) -> None:
-    """A peer's linears in the places of those that HiF8 quantizes."""
-    for layer in block.model.layers:
-        for name in MLP:
-            setattr(layer.mlp, name, peer(getattr(layer.mlp, name)))
-
-
-def writing_out() -> AbstractContextManager[Any]:
-    """The same layer with the format as its definition reads, in float32, as simulators have it."""
-
-    def qdq(x: Tensor, scale: Tensor, settings: Any, with_amax: bool) -> tuple[Tensor, Tensor | None]:
-        scaled = (x.detach().float() * scale).clamp(-settings.hif8_max, settings.hif8_max)
-        return (written_out(scaled) / scale).to(x.dtype), tensor_to_amax(x) if with_amax else None
-
-    return mock.patch.object(quantized_linear, "_qdq", qdq)
-
-
 def batch(num_sequences: int, width: int, length: int) -> tuple[Tensor, Tensor]:
     """An input that asks for a gradient, and the output's gradient."""
     x, gradient = (torch.randn(num_sequences, length, width) for _ in range(2))
@@ -202,14 +175,21 @@ def time_rounds(runners: dict[str, Runner], data: tuple[Tensor, Tensor], num: in
     order, rng = list(runners), random.Random(0)
     for number in range(num):
         rng.shuffle(order)
-        for name in order:
-            rests = runners[name].kind.is_peer and number % PEERS_EVERY > 0
+        times: dict[str, list[float]] = {name: [] for name in runners}
+        for name in turns(order, number):
             started = clock()
-            if not rests:
-                runners[name].step(*data)
-            found[name].append(None if rests else clock() - started)
+            runners[name].step(*data)
+            times[name].append(clock() - started)
+        for name, taken in times.items():
+            found[name].append(statistics.mean(taken) if taken else None)
         print(f"round {number + 1} of {num}", flush=True)
     return found
+
+
+def turns(order: Sequence[str], number: int) -> list[str]:
+    """Who takes a step in that round: ours there and back, peers on the way there of every second one."""
+    ours = [name for name in order if not KINDS[name].is_peer]
+    return [*(ours if number % PEERS_EVERY else order), *reversed(ours)]
 
 
 def measure(
@@ -240,13 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Time a block of the paper's shape with and without HiF8.")
     parser.add_argument("--sequences", type=int, default=4, help="of 1,024 tokens; 4 by default")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args(arguments)
     before = busy_cores()
     times = measure(SHAPE, options.sequences, LENGTH, options.rounds)
     head = [*machine(), f"Cores busy with other work before and after: {before:.1f} and {busy_cores():.1f}."]
     head += ["", f"{options.sequences} x {LENGTH:,} tokens, {torch.get_num_threads()} threads."]
+    head[-1] += f" {options.rounds} rounds{BOTH}; a peer's one step."
     table = as_csv(times, kept(SHAPE, options.sequences, LENGTH))
     write_text(options.out / "block_time.csv", table)
     text = as_markdown(table, head)

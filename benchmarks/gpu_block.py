@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import gpu_table as table
 import torch
-from block_time import LR, Blocks, replace_linears, torchao_linear, writing_out
+from block_time import LR, Blocks
+from peers import replace_linears, torchao_linear, writing_out
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 

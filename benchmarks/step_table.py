@@ -21,6 +21,7 @@ CODES = "max_window, inputs kept as codes"
 GOALS = {"max_window": 1.10, "current": 1.15, CODES: 1.03}
 COLUMNS = "size what than num_threads median_ms min_ms num_rounds ratio low high goal reached".split()
 NUM_DRAWS, NUM_FEW = 2000, 8
+BOTH = " of two steps, the second ones in reversed order"
 INTERVAL = f"Interval: a bootstrap's 95% of {NUM_FEW} rounds or more; of fewer the least and the greatest."
 
 Rounds = dict[str, list[float]]  # seconds by kind of step, one a round

@@ -36,7 +36,19 @@ os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS_ALONE))  # as a run alone has 
 
 import torch
 from speed_table import busy_cores, machine
-from step_table import CODES, CYCLE, DELAYED, INTERVAL, JOURNAL, OFF, SAMPLED, Rounds, as_csv, as_markdown
+from step_table import (
+    BOTH,
+    CODES,
+    CYCLE,
+    DELAYED,
+    INTERVAL,
+    JOURNAL,
+    OFF,
+    SAMPLED,
+    Rounds,
+    as_csv,
+    as_markdown,
+)
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -61,8 +73,8 @@ SMOLLM2_135M: dict[str, Any] = {
     "rope_theta": 100000.0,
     "tie_word_embeddings": True,
 }
-REPEATS = {"smoke": 50, "laptop": 4}
-THERE_AND_BACK, BOTH = ("laptop",), " of two steps, the second ones in reversed order"
+REPEATS = {"smoke": 30, "laptop": 3}
+THERE_AND_BACK = ("laptop",)
 NUM_WARM_UP_ROUNDS = 1  # it gives every slot its scale
 NEVER = 10**6  # steps: beyond what is run here
 LR, QUIET = 1e-7, 0.2
@@ -146,7 +158,7 @@ def _rounds(
         rng.shuffle(order)
         times: Rounds = {name: [] for name in trainers}
         records: dict[str, StepRecord] = {}
-        for name in turns(order, there_and_back):
+        for name in turns(order, there_and_back, number <= NUM_WARM_UP_ROUNDS):
             started = time.perf_counter()
             records[name] = trainers[name].run_step(number, tokens)
             times[name].append(time.perf_counter() - started)
@@ -156,9 +168,11 @@ def _rounds(
     return found
 
 
-def turns(order: Sequence[str], there_and_back: bool) -> list[str]:
-    """Who takes a step in a round, one after the other: each kind twice."""
-    return [*order, *reversed(order)] if there_and_back else [name for name in order for _ in range(2)]
+def turns(order: Sequence[str], there_and_back: bool, warms_up: bool = False) -> list[str]:
+    """Who takes a step in a round, one after the other: each kind twice; once where a way there warms up."""
+    if not there_and_back:
+        return [name for name in order for _ in range(2)]
+    return [*order] if warms_up else [*order, *reversed(order)]
 
 
 def seconds_kept(times: Sequence[float], there_and_back: bool) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -47,6 +48,20 @@ def test_every_kind_of_step_is_timed_in_every_round_and_peers_in_every_second(
         turns = [seconds is not None and seconds > 0 for seconds in found]
         assert turns == [True, not block_time.KINDS[name].is_peer, True]
     assert next(name for name in times if None in times[name]) == WRITTEN_OUT
+
+
+def test_ours_step_there_and_back_and_peers_on_the_way_there_of_every_second_round() -> None:
+    order = [EVAL, WRITTEN_OUT, "plain", "max_window"]
+    assert block_time.turns(order, 0) == [*order, "max_window", "plain", EVAL]
+    assert block_time.turns(order, 1) == [EVAL, "plain", "max_window", "max_window", "plain", EVAL]
+
+
+def test_the_mean_of_a_rounds_steps_is_kept_so_that_a_drift_meets_all_alike() -> None:
+    runners = {name: one for name, one in block_time.make_runners(SMALL).items() if not one.kind.is_peer}
+    ticks = (number**2 for number in itertools.count())  # each step takes a little longer than the one before
+    found = block_time.time_rounds(runners, block_time.batch(2, 32, 16), 1, lambda: float(next(ticks)))
+    num = 2 * len(runners)  # the clock is read twice a step: the k-th takes 4 k + 1
+    assert found == {name: [4 * (num - 1) / 2 + 1] for name in runners}
 
 
 def linears(block: torch.nn.Module) -> Iterator[HiF8Linear]:

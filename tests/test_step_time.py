@@ -116,7 +116,12 @@ def test_there_and_back_gives_every_kind_the_same_mean_place(table: ModuleType) 
     there_and_back = bench.turns(order, True)
     places = {name: [i for i, turn in enumerate(there_and_back) if turn == name] for name in order}
     assert {name: sum(found) / len(found) for name, found in places.items()} == dict.fromkeys(order, 2.5)
-    assert bench.turns(order, False) == ["a", "a", "b", "b", "c", "c"]
+    assert bench.turns(order, True, warms_up=True) == order
+    assert (
+        bench.turns(order, False)
+        == bench.turns(order, False, warms_up=True)
+        == ["a", "a", "b", "b", "c", "c"]
+    )
     assert bench.seconds_kept([1.0, 3.0], True) == 2.0 and bench.seconds_kept([1.0, 3.0], False) == 3.0
 
 
