@@ -69,3 +69,34 @@ def finished_shards(shard_inputs: Path, tmp_path_factory: pytest.TempPathFactory
 def shards_copy(finished_shards: Path, tmp_path: Path) -> Path:
     """A copy of the finished shards."""
     return Path(shutil.copytree(finished_shards, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="session")
+def finished_sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every run of the sweeps and the sensitivity, synthetic. Tests that change it work on a copy."""
+    from fake_beyond import at, write_sweeps
+
+    base = tmp_path_factory.mktemp("sweeps") / "results"
+    with at(base):
+        write_sweeps(base)
+    return base
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made and not saved, which takes most of a page's time."""
+    monkeypatch.setattr("pangu_hif8.sections.save_figure", lambda figure, place, name: (place / name, place))
+
+
+@pytest.fixture
+def sweeps_copy(finished_sweeps: Path, results: Path, undrawn: None) -> Path:
+    """The same results, to be changed."""
+    return Path(shutil.copytree(finished_sweeps, results))
+
+
+@pytest.fixture(scope="session")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The paper's benchmarks in the hub's layout. Tests that change them work on a copy."""
+    from hub_files import write_hub
+
+    return write_hub(tmp_path_factory.mktemp("hub"))

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pytest
 from fake_results import Dial, write_config, write_tree
 
 from pangu_hif8 import sensitivity
@@ -19,6 +21,7 @@ from pangu_hif8.variants import Variant
 
 RISES = (0.001, 0.02, 0.003, 0.03, 0.0005, 0.002, 0.004, 0.01)  # of the 8 blocks' losses, nats
 RANKING = [3, 1, 7, 6, 2, 5, 0, 4]
+VARIANTS = {v.id: v for v in beyond_variants(load_profile("smoke"), RANKING)}
 
 
 def write_sweeps(
@@ -61,3 +64,32 @@ def fake_losses(block: int, num: int = 16) -> list[list[int | float | str]]:
         rise = 0.0 if block < 0 else RISES[block]
         found += [[block, domain, i, float(level[i] + rise + noise[i]), 63] for i in range(num)]
     return found
+
+
+class at:
+    """Results lie in this directory."""
+
+    def __init__(self, base: Path) -> None:
+        self.patch, self.base = pytest.MonkeyPatch(), base
+
+    def __enter__(self) -> None:
+        self.patch.setenv("PANGU_HIF8_RESULTS", str(self.base))
+
+    def __exit__(self, *error: object) -> None:
+        self.patch.undo()
+
+
+def heldout_difference(name: str, other: str, domain: str, base: Path, seed: int = 0) -> float:
+    """Mean difference of two runs' held-out losses, read from the files."""
+    return losses(name, domain, base, seed) - losses(other, domain, base, seed)
+
+
+def losses(name: str, domain: str, base: Path, seed: int) -> float:
+    table = pd.read_csv(place(name, base, seed) / "heldout.csv")
+    return float(table.loc[table["domain"] == domain, "loss"].mean())
+
+
+def place(name: str, base: Path, seed: int = 0) -> Path:
+    with at(base):
+        found = directory_of(VARIANTS[name].config("smoke", seed)) if name in VARIANTS else None
+    return found or base / "smoke" / name / f"seed{seed}"

@@ -9,8 +9,11 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from tiny import tiny_profile
 
+from pangu_hif8.benchmarks import build_benchmarks
 from pangu_hif8.config import EvalConfig, TaskConfig
+from pangu_hif8.files import read_json
 from pangu_hif8.hub_tasks import subtasks
 
 Rows = list[dict[str, Any]]
@@ -154,3 +157,10 @@ def paper_evaluation(items_dir: Path | None, *names: str, **more: Any) -> EvalCo
     ]
     settings = {"batch_size": 4, "source": "hub", "max_generated_tokens": 12} | more
     return EvalConfig(tasks=tasks, items_dir=None if items_dir is None else str(items_dir), **settings)
+
+
+def build_items(target: Path, evaluation: EvalConfig, **more: Any) -> dict[str, Any]:
+    """Prepare its benchmarks there; returns what the manifest says of each."""
+    build_benchmarks(evaluation, tiny_profile().data, target, **more)
+    manifest: dict[str, Any] = read_json(target / "manifest.json")["tasks"]
+    return manifest

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from evaluate_rank import NUM_POSITIONS, few_shot_model, write
@@ -21,14 +20,10 @@ from hub_files import PAPER, paper_evaluation, write_hub
 from test_evaluate import plain_nll
 from tiny import tiny_profile
 
-from pangu_hif8 import benchmarks, evaluate_export, experiments, hub_tasks, lm_tasks, prepare, scoring
-from pangu_hif8.config import EvalConfig, QuantConfig
-from pangu_hif8.errors import UserError
+from pangu_hif8 import benchmarks, experiments, hub_tasks, lm_tasks, prepare, scoring
+from pangu_hif8.config import EvalConfig
 from pangu_hif8.evaluate import ITEM_COLUMNS, Evaluation, evaluate_model
 from pangu_hif8.evaluate_stage import evaluate_run
-from pangu_hif8.export import export_hif8
-from pangu_hif8.linear import prepare_qat
-from pangu_hif8.models import load_base
 from pangu_hif8.prepared import Prepared
 
 HAS_MATH = not hub_tasks._missing_packages()
@@ -280,35 +275,3 @@ def test_two_processes_give_the_bytes_of_one(
     evaluate_run(experiments.resolve("E0", "tiny"), people, tmp_path / "one")
     for name in ("items.csv", "heldout.csv", "eval.json"):
         assert (tmp_path / "E0" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
-
-
-@pytest.fixture
-def exported(people: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Evaluation]:
-    """An export of the tiny model, and the evaluation of what was exported."""
-    for module in (prepare, evaluate_export):
-        monkeypatch.setattr(module, "load_profile", lambda name: tiny_profile())
-    monkeypatch.setattr(evaluate_export, "prepare", lambda name: people)
-    model, tokenizer = load_base(people.model_dir)
-    prepare_qat(model, QuantConfig(amax_compute_algo="current"), 1, 1).set_mode("frozen")
-    export_hif8(model, tmp_path / "out", tokenizer=tokenizer)
-    return tmp_path / "out", evaluate_model(model, tokenizer, tiny_profile().evaluation, people)
-
-
-def test_an_export_scores_as_its_model(exported: tuple[Path, Evaluation]) -> None:
-    directory, expected = exported
-    found = evaluate_export.evaluate_export(directory, "tiny")
-    assert found.summary == expected.summary
-    pd.testing.assert_frame_equal(found.items, expected.items, check_exact=True)
-    pd.testing.assert_frame_equal(found.heldout, expected.heldout, check_exact=True)
-
-
-def test_an_export_with_another_tokenizer_is_refused(exported: tuple[Path, Evaluation]) -> None:
-    directory, _ = exported
-    path = directory / "tokenizer.json"
-    values = json.loads(path.read_text())
-    vocabulary = values["model"]["vocab"]
-    first, second = sorted(vocabulary, key=vocabulary.get)[-2:]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    path.write_text(json.dumps(values))
-    with pytest.raises(UserError, match="another tokenizer than profile tiny"):
-        evaluate_export.evaluate_export(directory, "tiny")
