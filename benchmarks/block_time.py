@@ -36,7 +36,7 @@ import torch
 from block_table import EVAL, EVAL_PLAIN, NUM_BLOCKS, PLAIN, Kept, Rounds, as_csv, as_markdown
 from peers import replace_linears, torchao_linear, writing_out
 from speed_table import busy_cores, machine
-from step_table import BOTH, CODES
+from step_table import BOTH, CODES, steadiness
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -228,6 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     head = [*machine(), f"Cores busy with other work before and after: {before:.1f} and {busy_cores():.1f}."]
     head += ["", f"{options.sequences} x {LENGTH:,} tokens, {torch.get_num_threads()} threads."]
     head[-1] += f" {options.rounds} rounds{BOTH}; a peer's one step."
+    head[-1] += f" {steadiness([s for s in times[PLAIN] if s is not None])}"
     table = as_csv(times, kept(SHAPE, options.sequences, LENGTH))
     write_text(options.out / "block_time.csv", table)
     text = as_markdown(table, head)

@@ -24,6 +24,10 @@ NUM_DRAWS, NUM_FEW = 2000, 8
 BOTH = " of two steps, the second ones in reversed order"
 INTERVAL = f"Interval: a bootstrap's 95% of {NUM_FEW} rounds or more; of fewer the least and the greatest."
 
+DISTURBED = (
+    1.25  # times the fastest plain step: slower ones had the machine's memory or cores not to themselves
+)
+
 Rounds = dict[str, list[float]]  # seconds by kind of step, one a round
 
 
@@ -98,6 +102,18 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(NUM_DRAWS))
     return medians[int(0.025 * NUM_DRAWS)], medians[int(0.975 * NUM_DRAWS) - 1]
+
+
+def steadiness(plain: Sequence[float]) -> str:
+    """How far the plain steps of all rounds lie apart (of many the middle eight tenths), and what follows.
+
+    Neighbours on the same processor slow a virtual machine down that sees nobody's work but its own.
+    """
+    tenths = statistics.quantiles(plain, n=10) if len(plain) >= NUM_FEW else sorted(plain)
+    found = f"Plain steps took {tenths[0]:.3g} to {tenths[-1]:.3g} s."
+    if tenths[-1] <= DISTURBED * tenths[0]:
+        return found
+    return f"{found} So far apart, something disturbed this machine: better measure again."
 
 
 def as_csv(measured: Mapping[str, tuple[int, Rounds]]) -> str:

@@ -48,6 +48,7 @@ from step_table import (
     Rounds,
     as_csv,
     as_markdown,
+    steadiness,
 )
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -209,15 +210,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _head(measured: dict[str, tuple[int, Rounds]], busy: list[float]) -> list[str]:
-    counts = [
-        f"{size}: {len(r[OFF])} rounds{BOTH * (size in THERE_AND_BACK)}, {threads} thread(s)"
-        for size, (threads, r) in measured.items()
-    ]
+    sizes = []
+    for size, (threads, rounds) in measured.items():
+        plain = rounds[OFF]
+        num = f"{len(plain)} rounds{BOTH * (size in THERE_AND_BACK)}"
+        sizes.append(f"- {size}: {num}, {threads} thread(s). {steadiness(plain)}")
     return [
         *machine(),
         f"Cores busy with other work before and after: {' and '.join(f'{b:.1f}' for b in busy)}.",
         "",
-        f"{'; '.join(counts)}. Medians of ratios within a round. {INTERVAL} Telemetry "
+        *sizes,
+        "",
+        f"Medians of ratios within a round. {INTERVAL} Telemetry "
         f"on: the journal of every step, and clipping, flushing and SQNR sampled once in {CYCLE}.",
     ]
 

@@ -84,6 +84,13 @@ def test_the_interval_is_of_the_median_and_repeats(table: ModuleType) -> None:
     assert table.interval([3.0]) == (3.0, 3.0)
 
 
+def test_a_machine_that_was_disturbed_is_told_and_one_slow_step_of_many_is_not(table: ModuleType) -> None:
+    assert table.steadiness([5.6, 6.0, 5.7]) == "Plain steps took 5.6 to 6 s."
+    assert table.steadiness([5.6, 7.4, 5.7]).startswith("Plain steps took 5.6 to 7.4 s. So far apart, ")
+    assert table.steadiness([0.08] * 19 + [0.2]) == "Plain steps took 0.08 to 0.08 s."
+    assert "better measure again" in table.steadiness([0.08] * 10 + [0.12] * 10)
+
+
 def test_both_files_tell_the_same(table: ModuleType) -> None:
     text = table.as_csv({"smoke": (1, rounds(table))})
     markdown = table.as_markdown(text, ["a machine"])
