@@ -23,10 +23,7 @@ COLUMNS = "size what than num_threads median_ms min_ms num_rounds ratio low high
 NUM_DRAWS, NUM_FEW = 2000, 8
 BOTH = " of two steps, the second ones in reversed order"
 INTERVAL = f"Interval: a bootstrap's 95% of {NUM_FEW} rounds or more; of fewer the least and the greatest."
-
-DISTURBED = (
-    1.25  # times the fastest plain step: slower ones had the machine's memory or cores not to themselves
-)
+DISTURBED = 1.25  # times the fastest plain steps: slower ones did not have the machine to themselves
 
 Rounds = dict[str, list[float]]  # seconds by kind of step, one a round
 

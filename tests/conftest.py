@@ -6,8 +6,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from pangu_hif8.prepared import Prepared
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -100,3 +104,15 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from hub_files import write_hub
 
     return write_hub(tmp_path_factory.mktemp("hub"))
+
+
+@pytest.fixture(scope="session")
+def tiny_parts(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """The tiny profile's model, text and benchmarks, in a cache of their own. Not to be changed."""
+    from tiny import tiny_profile
+
+    from pangu_hif8.prepare import prepare_profile
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PANGU_HIF8_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return prepare_profile(tiny_profile())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,12 @@ def fake_losses(block: int, num: int = 16) -> list[list[int | float | str]]:
     return found
 
 
-class at:
+@contextmanager
+def at(base: Path) -> Iterator[None]:
     """Results lie in this directory."""
-
-    def __init__(self, base: Path) -> None:
-        self.patch, self.base = pytest.MonkeyPatch(), base
-
-    def __enter__(self) -> None:
-        self.patch.setenv("PANGU_HIF8_RESULTS", str(self.base))
-
-    def __exit__(self, *error: object) -> None:
-        self.patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PANGU_HIF8_RESULTS", str(base))
+        yield
 
 
 def heldout_difference(name: str, other: str, domain: str, base: Path, seed: int = 0) -> float:

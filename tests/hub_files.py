@@ -8,9 +8,11 @@ from typing import Any
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import yaml
 from tiny import tiny_profile
 
+from pangu_hif8 import hub_tasks
 from pangu_hif8.benchmarks import build_benchmarks
 from pangu_hif8.config import EvalConfig, TaskConfig
 from pangu_hif8.files import read_json
@@ -34,6 +36,9 @@ LAYOUTS = {  # data set to the folder of a configuration
     "allenai/ai2_arc": "{}",
     "Rowan/hellaswag": "data",
 }
+HAS_MATH = not hub_tasks._missing_packages()
+needs_math = pytest.mark.skipif(not HAS_MATH, reason=f"lm-eval's minerva_math: {hub_tasks.MATH_REMEDY}")
+TASKS = [pytest.param(name, marks=needs_math) if name == "minerva_math" else name for name, _, _ in PAPER]
 
 
 def _mmlu(subject: str) -> Splits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ IDS = ["all", "F1", "F2", "F3", "W", "T"]
 
 
 @pytest.fixture(scope="module")
-def page(finished_sweeps: Path) -> Page:
-    with at(finished_sweeps):
+def page(finished_sweeps: Path, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    with at(shutil.copytree(finished_sweeps, tmp_path_factory.mktemp("page") / "results")):
         return build_beyond("smoke")
 
 

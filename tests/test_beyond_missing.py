@@ -26,6 +26,9 @@ def remove(base: Path, *names: str) -> None:
 def test_a_missing_or_damaged_run_is_named_and_the_rest_shown(sweeps_copy: Path) -> None:
     remove(sweeps_copy, "W-E8-4", "T-E8-8", "T-E8-56", "T-E8-224")
     (place("F1-E5-0.7", sweeps_copy) / "heldout.csv").write_text("domain,seq")
+    earlier = sweeps_copy / "smoke" / "beyond" / "tables" / "T.csv"
+    earlier.parent.mkdir()
+    earlier.touch()
     found = build_beyond("smoke")
     assert "W-E8-4 (seed 0): not run" in found.missing
     assert any(text.startswith("F1-E5-0.7 (seed 0): heldout.csv") for text in found.missing)
@@ -36,7 +39,7 @@ def test_a_missing_or_damaged_run_is_named_and_the_rest_shown(sweeps_copy: Path)
     target = found.sections["T"]
     assert target.missing == "none of its settings has a usable run"
     assert target.figure is None and found.pictures["T"] is None
-    assert not (found.directory / "tables" / "T.csv").exists()
+    assert earlier.parent == found.directory / "tables" and not earlier.exists()
     assert "T" not in set(found.sections["all"].table["sweep"])
 
 

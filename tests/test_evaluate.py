@@ -22,27 +22,19 @@ from pangu_hif8.config import EvalConfig, TaskConfig
 from pangu_hif8.errors import UserError
 from pangu_hif8.evaluate import Evaluation, check_tasks, evaluate_model, sequence_losses, summarize_task
 from pangu_hif8.models import load_base
-from pangu_hif8.prepare import prepare_profile
 from pangu_hif8.prepared import Prepared
 
 SETTINGS = tiny_profile().evaluation
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PANGU_HIF8_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return prepare_profile(tiny_profile())
+def base(tiny_parts: Prepared) -> tuple[Any, Any]:
+    return load_base(tiny_parts.model_dir)
 
 
 @pytest.fixture(scope="module")
-def base(prepared: Prepared) -> tuple[Any, Any]:
-    return load_base(prepared.model_dir)
-
-
-@pytest.fixture(scope="module")
-def result(prepared: Prepared, base: tuple[Any, Any]) -> Evaluation:
-    return evaluate_model(*base, SETTINGS, prepared)
+def result(tiny_parts: Prepared, base: tuple[Any, Any]) -> Evaluation:
+    return evaluate_model(*base, SETTINGS, tiny_parts)
 
 
 @pytest.fixture
@@ -113,9 +105,9 @@ def test_a_prompt_that_is_too_long_loses_its_start() -> None:
 
 
 def test_items_agree_with_a_plain_computation(
-    result: Evaluation, base: tuple[Any, Any], prepared: Prepared
+    result: Evaluation, base: tuple[Any, Any], tiny_parts: Prepared
 ) -> None:
-    lines = (prepared.benchmarks_dir / "people.jsonl").read_text().splitlines()
+    lines = (tiny_parts.benchmarks_dir / "people.jsonl").read_text().splitlines()
     for item, row in zip(map(json.loads, lines), result.items.to_dict("records"), strict=True):
         nll = [plain_nll(*base, item["question"], f" {choice}") for choice in item["choices"]]
         assert row["item_id"] == item["item_id"]
@@ -140,19 +132,19 @@ def test_summary_has_the_agreed_shape(result: Evaluation) -> None:
 
 
 def test_the_same_model_gives_the_same_bytes(
-    result: Evaluation, base: tuple[Any, Any], prepared: Prepared
+    result: Evaluation, base: tuple[Any, Any], tiny_parts: Prepared
 ) -> None:
-    again = evaluate_model(*base, SETTINGS, prepared)
+    again = evaluate_model(*base, SETTINGS, tiny_parts)
     assert json.dumps(again.summary) == json.dumps(result.summary)
     pd.testing.assert_frame_equal(again.items, result.items, check_exact=True)
     pd.testing.assert_frame_equal(again.heldout, result.heldout, check_exact=True)
 
 
-def test_nothing_is_changed_by_an_evaluation(base: tuple[Any, Any], prepared: Prepared) -> None:
+def test_nothing_is_changed_by_an_evaluation(base: tuple[Any, Any], tiny_parts: Prepared) -> None:
     model, tokenizer = base
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     states = random.getstate(), torch.get_rng_state()
-    evaluate_model(model, tokenizer, SETTINGS, prepared)
+    evaluate_model(model, tokenizer, SETTINGS, tiny_parts)
     assert random.getstate() == states[0]
     assert torch.equal(torch.get_rng_state(), states[1])
     assert not model.training
@@ -161,22 +153,22 @@ def test_nothing_is_changed_by_an_evaluation(base: tuple[Any, Any], prepared: Pr
 
 
 def test_no_network_is_looked_at(
-    base: tuple[Any, Any], prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+    base: tuple[Any, Any], tiny_parts: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the network was looked at")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    evaluate_model(*base, SETTINGS, prepared)
+    evaluate_model(*base, SETTINGS, tiny_parts)
 
 
-def test_training_mode_is_refused(base: tuple[Any, Any], prepared: Prepared) -> None:
+def test_training_mode_is_refused(base: tuple[Any, Any], tiny_parts: Prepared) -> None:
     model, tokenizer = base
     model.train()
     try:
         with pytest.raises(ValueError, match="eval mode"):
-            evaluate_model(model, tokenizer, SETTINGS, prepared)
+            evaluate_model(model, tokenizer, SETTINGS, tiny_parts)
     finally:
         model.eval()
 
@@ -196,43 +188,43 @@ def test_sequence_losses_shift_labels_once(base: tuple[Any, Any]) -> None:
 
 
 def test_loss_of_a_uniform_model_is_the_log_of_the_vocabulary(
-    sharp: Any, base: tuple[Any, Any], prepared: Prepared
+    sharp: Any, base: tuple[Any, Any], tiny_parts: Prepared
 ) -> None:
     with torch.no_grad():
         sharp.get_output_embeddings().weight.zero_()
-    found = evaluate_model(sharp, base[1], SETTINGS, prepared)
+    found = evaluate_model(sharp, base[1], SETTINGS, tiny_parts)
     for domain in found.summary["heldout"].values():
         assert domain["loss"] == pytest.approx(math.log(sharp.config.vocab_size), abs=1e-6)
 
 
-def test_a_model_with_a_nan_is_an_error(sharp: Any, base: tuple[Any, Any], prepared: Prepared) -> None:
+def test_a_model_with_a_nan_is_an_error(sharp: Any, base: tuple[Any, Any], tiny_parts: Prepared) -> None:
     with torch.no_grad():
         sharp.model.layers[1].mlp.up_proj.weight[0, 0] = math.nan
     with pytest.raises(UserError, match="not finite"):
-        evaluate_model(sharp, base[1], SETTINGS, prepared)
+        evaluate_model(sharp, base[1], SETTINGS, tiny_parts)
 
 
 def test_an_absent_task_is_an_error(
-    base: tuple[Any, Any], prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+    base: tuple[Any, Any], tiny_parts: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lm_eval.evaluate", lambda **_: {"results": {}, "samples": {}})
     with pytest.raises(UserError, match="people is absent"):
-        evaluate_model(*base, SETTINGS, prepared)
+        evaluate_model(*base, SETTINGS, tiny_parts)
 
 
 def test_too_few_items_are_an_error(
-    base: tuple[Any, Any], prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+    base: tuple[Any, Any], tiny_parts: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import lm_eval
 
     original = lm_eval.evaluate
     monkeypatch.setattr("lm_eval.evaluate", lambda **kw: original(**kw, limit=7))
     with pytest.raises(UserError, match="scored 7 items, not 10"):
-        evaluate_model(*base, SETTINGS, prepared)
+        evaluate_model(*base, SETTINGS, tiny_parts)
 
 
-def test_preflight_passes_what_can_be_scored(prepared: Prepared) -> None:
-    check_tasks(SETTINGS, prepared)
+def test_preflight_passes_what_can_be_scored(tiny_parts: Prepared) -> None:
+    check_tasks(SETTINGS, tiny_parts)
 
 
 @pytest.mark.parametrize(
@@ -243,20 +235,20 @@ def test_preflight_passes_what_can_be_scored(prepared: Prepared) -> None:
         (TaskConfig(name="people", num_items=11, metric="acc"), "another number of items than 11"),
     ],
 )
-def test_preflight_names_what_cannot(prepared: Prepared, task: TaskConfig, message: str) -> None:
+def test_preflight_names_what_cannot(tiny_parts: Prepared, task: TaskConfig, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_tasks(EvalConfig(tasks=[task], batch_size=4), prepared)
+        check_tasks(EvalConfig(tasks=[task], batch_size=4), tiny_parts)
 
 
 def test_preflight_finds_a_dataset_that_does_not_load(
-    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+    tiny_parts: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("Dataset scripts are no longer supported")
 
     monkeypatch.setattr("datasets.load_dataset", broken)
     with pytest.raises(UserError, match="people cannot be loaded: Dataset scripts"):
-        check_tasks(SETTINGS, prepared)
+        check_tasks(SETTINGS, tiny_parts)
 
 
 def test_stderr_is_that_of_a_mean() -> None:

@@ -19,24 +19,18 @@ from pangu_hif8.models import load_base
 from pangu_hif8.prepared import Prepared
 
 
-@pytest.fixture(scope="module")
-def people(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    """The tiny profile's parts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PANGU_HIF8_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return prepare.prepare_profile(tiny_profile())
-
-
 @pytest.fixture
-def exported(people: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Evaluation]:
+def exported(
+    tiny_parts: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Evaluation]:
     """An export of the tiny model, and the evaluation of what was exported."""
     for module in (prepare, evaluate_export):
         monkeypatch.setattr(module, "load_profile", lambda name: tiny_profile())
-    monkeypatch.setattr(evaluate_export, "prepare", lambda name: people)
-    model, tokenizer = load_base(people.model_dir)
+    monkeypatch.setattr(evaluate_export, "prepare", lambda name: tiny_parts)
+    model, tokenizer = load_base(tiny_parts.model_dir)
     prepare_qat(model, QuantConfig(amax_compute_algo="current"), 1, 1).set_mode("frozen")
     export_hif8(model, tmp_path / "out", tokenizer=tokenizer)
-    return tmp_path / "out", evaluate_model(model, tokenizer, tiny_profile().evaluation, people)
+    return tmp_path / "out", evaluate_model(model, tokenizer, tiny_profile().evaluation, tiny_parts)
 
 
 def test_an_export_scores_as_its_model(exported: tuple[Path, Evaluation]) -> None:

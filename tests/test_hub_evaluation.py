@@ -16,18 +16,16 @@ import numpy as np
 import pytest
 import torch
 from evaluate_rank import NUM_POSITIONS, few_shot_model, write
-from hub_files import PAPER, paper_evaluation, write_hub
+from hub_files import HAS_MATH, PAPER, needs_math, paper_evaluation
 from test_evaluate import plain_nll
 from tiny import tiny_profile
 
-from pangu_hif8 import benchmarks, experiments, hub_tasks, lm_tasks, prepare, scoring
+from pangu_hif8 import benchmarks, experiments, lm_tasks, scoring
 from pangu_hif8.config import EvalConfig
 from pangu_hif8.evaluate import ITEM_COLUMNS, Evaluation, evaluate_model
 from pangu_hif8.evaluate_stage import evaluate_run
 from pangu_hif8.prepared import Prepared
 
-HAS_MATH = not hub_tasks._missing_packages()
-needs_math = pytest.mark.skipif(not HAS_MATH, reason=f"lm-eval's minerva_math: {hub_tasks.MATH_REMEDY}")
 NAMES = tuple(name for name, _, _ in PAPER if HAS_MATH or name != "minerva_math")
 NUM_ITEMS = {
     "mmlu": 114, "gsm8k": 5, "minerva_math": 14, "hellaswag": 5, "arc_easy": 6, "arc_challenge": 6
@@ -35,24 +33,18 @@ NUM_ITEMS = {
 
 
 @pytest.fixture(scope="module")
-def people(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    """The tiny profile's own parts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PANGU_HIF8_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return prepare.prepare_profile(tiny_profile())
+def evaluation(hub: Path) -> EvalConfig:
+    return paper_evaluation(hub, *NAMES)
 
 
 @pytest.fixture(scope="module")
-def evaluation(tmp_path_factory: pytest.TempPathFactory) -> EvalConfig:
-    return paper_evaluation(write_hub(tmp_path_factory.mktemp("hub")), *NAMES)
-
-
-@pytest.fixture(scope="module")
-def prepared(people: Prepared, evaluation: EvalConfig, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def prepared(
+    tiny_parts: Prepared, evaluation: EvalConfig, tmp_path_factory: pytest.TempPathFactory
+) -> Prepared:
     """With the paper's items in the place of its own."""
     folder = tmp_path_factory.mktemp("items")
     benchmarks.build_benchmarks(evaluation, tiny_profile().data, folder)
-    return replace(people, benchmarks_dir=folder)
+    return replace(tiny_parts, benchmarks_dir=folder)
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +102,10 @@ def prompts(evaluation: EvalConfig, prepared: Prepared, name: str) -> list[tuple
 
 @pytest.mark.parametrize("name", ["arc_easy", "hellaswag"])
 def test_choices_agree_with_a_plain_computation(
-    name: str, result: Evaluation, evaluation: EvalConfig, prepared: Prepared, people: Prepared
+    name: str, result: Evaluation, evaluation: EvalConfig, prepared: Prepared, tiny_parts: Prepared
 ) -> None:
     """Unquantized, since a batch of its own has a scale of its own under current scaling."""
-    plain, tokenizer = few_shot_model(people)
+    plain, tokenizer = few_shot_model(tiny_parts)
     plain.model.layers[1].mlp.gate_proj.state.set_mode("off")
     chosen = evaluation.model_copy(update={"tasks": [t for t in evaluation.tasks if t.name == name]})
     rows = evaluate_model(plain, tokenizer, chosen, prepared).items.to_dict("records")
@@ -127,9 +119,9 @@ def test_choices_agree_with_a_plain_computation(
 
 
 def test_a_worked_answer_has_its_likelihood(
-    evaluation: EvalConfig, prepared: Prepared, people: Prepared
+    evaluation: EvalConfig, prepared: Prepared, tiny_parts: Prepared
 ) -> None:
-    plain, tokenizer = few_shot_model(people)
+    plain, tokenizer = few_shot_model(tiny_parts)
     plain.model.layers[1].mlp.gate_proj.state.set_mode("off")
     chosen = evaluation.model_copy(update={"tasks": [t for t in evaluation.tasks if t.name == "gsm8k"]})
     found = evaluate_model(plain, tokenizer, chosen, prepared).items
@@ -206,9 +198,9 @@ def test_prompts_are_recorded(
 
 
 def test_prompts_that_lose_their_start_are_counted(
-    people: Prepared, evaluation: EvalConfig, prepared: Prepared
+    tiny_parts: Prepared, evaluation: EvalConfig, prepared: Prepared
 ) -> None:
-    short, tokenizer = few_shot_model(people)
+    short, tokenizer = few_shot_model(tiny_parts)
     short.config.max_position_embeddings = 128
     found = scores_of("arc_easy", (short, tokenizer), evaluation, prepared)
     assert found.summary["tasks"]["arc_easy"]["num_truncated"] == 6 * 3
@@ -250,7 +242,7 @@ def test_two_processes_give_the_bytes_of_one(
     result: Evaluation,
     evaluation: EvalConfig,
     prepared: Prepared,
-    people: Prepared,
+    tiny_parts: Prepared,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -260,7 +252,7 @@ def test_two_processes_give_the_bytes_of_one(
         "shards": prepared.shards_dir,
         "benchmarks": prepared.benchmarks_dir,
     }
-    settings = {name: str(path) for name, path in (paths | {"people": people.benchmarks_dir}).items()}
+    settings = {name: str(path) for name, path in (paths | {"people": tiny_parts.benchmarks_dir}).items()}
     (tmp_path / "settings.json").write_text(json.dumps(settings | {"evaluation": evaluation.model_dump()}))
     on_two_ranks(tmp_path, tmp_path / "settings.json")
     write(result, tmp_path / "alone")
@@ -272,6 +264,6 @@ def test_two_processes_give_the_bytes_of_one(
 
     monkeypatch.setattr(experiments, "load_profile", lambda name: tiny_profile())
     (tmp_path / "one").mkdir()
-    evaluate_run(experiments.resolve("E0", "tiny"), people, tmp_path / "one")
+    evaluate_run(experiments.resolve("E0", "tiny"), tiny_parts, tmp_path / "one")
     for name in ("items.csv", "heldout.csv", "eval.json"):
         assert (tmp_path / "E0" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()

@@ -8,17 +8,13 @@ from pathlib import Path
 
 import datasets
 import pytest
-from hub_files import PAPER, as_datasets, build_items, paper_evaluation
+from hub_files import TASKS, as_datasets, build_items, needs_math, paper_evaluation
 
 from pangu_hif8 import hub_tasks, lm_tasks
 from pangu_hif8.config import EvalConfig, TaskConfig
 from pangu_hif8.errors import UserError
 from pangu_hif8.evaluate import check_tasks
 from pangu_hif8.prepared import Prepared
-
-HAS_MATH = not hub_tasks._missing_packages()
-needs_math = pytest.mark.skipif(not HAS_MATH, reason=f"lm-eval's minerva_math: {hub_tasks.MATH_REMEDY}")
-NAMES = [pytest.param(name, marks=needs_math) if name == "minerva_math" else name for name, _, _ in PAPER]
 
 
 def test_a_hub_that_answers_no_is_a_clear_line(tmp_path: Path) -> None:
@@ -106,7 +102,7 @@ def preflight(evaluation: EvalConfig, tmp_path: Path) -> None:
     check_tasks(evaluation, Prepared(tmp_path, tmp_path, tmp_path / "items", {}))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TASKS)
 def test_preflight_passes_what_can_be_scored(name: str, hub: Path, tmp_path: Path) -> None:
     preflight(paper_evaluation(hub, name), tmp_path)
 

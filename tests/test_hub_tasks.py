@@ -8,16 +8,13 @@ from typing import Any
 
 import lm_eval.tasks
 import pytest
-from hub_files import PAPER, as_datasets, build_items, paper_evaluation, write_hub
+from hub_files import PAPER, TASKS, as_datasets, build_items, paper_evaluation, write_hub
 from lm_eval.tasks import TaskManager
 
 from pangu_hif8 import benchmarks, hub_tasks, lm_tasks
 from pangu_hif8.config import EvalConfig, TaskConfig
 
 LM_EVAL = Path(lm_eval.tasks.__file__).parent
-HAS_MATH = not hub_tasks._missing_packages()
-needs_math = pytest.mark.skipif(not HAS_MATH, reason=f"lm-eval's minerva_math: {hub_tasks.MATH_REMEDY}")
-NAMES = [pytest.param(name, marks=needs_math) if name == "minerva_math" else name for name, _, _ in PAPER]
 
 
 def arguments(tasks: dict[str, Any], seed: int) -> dict[str, list[Any]]:
@@ -53,7 +50,7 @@ def read_group(path: str) -> list[str]:
     return tasks
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TASKS)
 def test_prompts_are_those_of_lm_eval_s_own_task(
     name: str, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
