@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Time HiF8 beside a copy and its peers.")
     parser.add_argument("--num-values", type=int, default=16 * 2**20)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args(arguments)
     busy = [busy_cores()]

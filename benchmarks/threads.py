@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Training steps by threads and by runs at once.")
     parser.add_argument("--size", choices=("smoke", "laptop"), default="laptop")
-    parser.add_argument("--steps", type=int, default=3, help="timed in each process; 3 by default")
+    parser.add_argument("--steps", type=int, default=2, help="timed in each process; 2 by default")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
