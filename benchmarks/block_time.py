@@ -33,6 +33,7 @@ from pangu_hif8.siblings import SPINS_ALONE
 os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS_ALONE))  # as a run alone has it; read with torch
 
 import torch
+from asked import add_out, count, run_main
 from block_table import EVAL, EVAL_PLAIN, NUM_BLOCKS, PLAIN, Kept, Rounds, as_csv, as_markdown
 from peers import replace_linears, torchao_linear, writing_out
 from speed_table import busy_cores, machine
@@ -219,9 +220,9 @@ def kept(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Time a block of the paper's shape with and without HiF8.")
-    parser.add_argument("--sequences", type=int, default=4, help="of 1,024 tokens; 4 by default")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--sequences", type=count, default=4, help="of 1,024 tokens; 4 by default")
+    parser.add_argument("--rounds", type=count, default=3)
+    add_out(parser)
     options = parser.parse_args(arguments)
     before = busy_cores()
     times = measure(SHAPE, options.sequences, LENGTH, options.rounds)
@@ -237,4 +238,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -22,10 +22,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
+from asked import add_out, count, run_main
 from speed_table import Measurement, busy_cores, write_tables
 from torch import Tensor
 
@@ -230,9 +230,9 @@ def run(num_values: int, num_rounds: int) -> list[Measurement]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Time HiF8 beside a copy and its peers.")
-    parser.add_argument("--num-values", type=int, default=16 * 2**20)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--num-values", type=count, default=16 * 2**20)
+    parser.add_argument("--rounds", type=count, default=11)
+    add_out(parser)
     options = parser.parse_args(arguments)
     busy = [busy_cores()]
     if busy[0] > QUIET:
@@ -245,4 +245,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

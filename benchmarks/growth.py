@@ -30,6 +30,7 @@ from pangu_hif8.siblings import SPINS_ALONE
 os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS_ALONE))  # as a run alone has it; read with torch
 
 import torch
+from asked import add_out, count, run_main
 from block_memory import Counter, counting
 from growth_table import AXES, PROCESSES_ARE, Growth, as_csv, as_markdown, draw, ratio_of
 from speed_table import busy_cores, machine
@@ -184,8 +185,8 @@ def grown(rounds: int) -> list[Growth]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="How the cost of HiF8 grows with window, model and batch.")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--rounds", type=count, default=3)
+    add_out(parser)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
@@ -203,4 +204,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

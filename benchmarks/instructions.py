@@ -32,6 +32,7 @@ from pangu_hif8.siblings import SPINS_ALONE
 os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS_ALONE))  # as a run alone has it; read with torch
 
 import torch
+from asked import add_out, run_main
 from instructions_table import COPY, FORMAT, TWICE, Count, as_csv, as_markdown, counts
 from speed_table import machine
 from torch import Tensor
@@ -232,7 +233,7 @@ def measure() -> list[Count]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Count the instructions of the format's compiled kernels.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    add_out(parser)
     options = parser.parse_args(arguments)
     try:
         if reason := missing():
@@ -248,4 +249,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
@@ -35,6 +34,7 @@ import block_time
 import profile_table as table
 import step_time
 import torch
+from asked import add_out, count, run_main
 from block_table import PLAIN
 from speed_table import busy_cores, machine
 from torch import Tensor, nn
@@ -225,9 +225,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Where a QAT step's time goes, by part.")
     parser.add_argument("--size", choices=(*ROUNDS, "all"), default="all")
-    parser.add_argument("--rounds", type=int, help=f"{ROUNDS} by default")
-    parser.add_argument("--sequences", type=int, default=4, help="the block's; the paper's are 16")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--rounds", type=count, help=f"{ROUNDS} by default")
+    parser.add_argument("--sequences", type=count, default=4, help="the block's; the paper's are 16")
+    add_out(parser)
     options = parser.parse_args(arguments)
     busy, num_threads = busy_cores(), torch.get_num_threads()
     found = {}
@@ -249,4 +249,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

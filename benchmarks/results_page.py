@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from asked import HERE, add_out, run_main
 from block_table import CODES_SHARE, EVAL, PLAIN
 from matplotlib.figure import Figure
 from speed_goals import GOALS as FORMAT_GOALS
@@ -18,6 +20,7 @@ from speed_goals import MEMORY, read_medians
 from step_table import CODES, INTERVAL
 from threads import table_lines
 
+from pangu_hif8.errors import UserError
 from pangu_hif8.files import write_text
 from pangu_hif8.page_plots import PALETTE
 from pangu_hif8.plot_style import legend_below, new_figure, save_figure, style
@@ -61,29 +64,46 @@ class Row:
     reached: str
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What a damaged table leads to in here becomes a UserError that names it."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError, csv.Error) as error:
+        known = "git checkout has the committed one" if path.parent == HERE else "remove it"
+        raise UserError(
+            f"{path} is damaged ({type(error).__name__}: {error}); {known}, or measure it again"
+        ) from error
+
+
 def read(path: Path) -> list[dict[str, str]]:
     """A CSV's lines; none where it was not measured."""
-    return list(csv.DictReader(path.open(encoding="utf-8"))) if path.is_file() else []
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    if any(None in line or None in line.values() for line in lines):
+        raise ValueError("a line has not as many cells as the first")
+    return lines
 
 
 def ratio_rows(directory: Path) -> list[Row]:
     """Every ratio of steps that has a goal: steps, block, GPU."""
     sources = [("", "step_time", "what"), ("block", "block_time", "step"), ("gpu", "gpu", "what")]
-    return [
-        Row(
-            place or line["size"],
-            line[column],
-            line["than"],
-            float(line["ratio"]),
-            float(line["low"]),
-            float(line["high"]),
-            float(line["goal"]),
-            line["reached"],
-        )
-        for place, name, column in sources
-        for line in read(directory / f"{name}.csv")
-        if line["goal"] and line["ratio"]
-    ]
+    found = []
+    for place, name, column in sources:
+        path = directory / f"{name}.csv"
+        with reading(path):
+            lines = [line for line in read(path) if line["goal"] and line["ratio"]]
+            found += [_row(place or line["size"], line[column], line) for line in lines]
+    return found
+
+
+def _row(place: str, what: str, line: dict[str, str]) -> Row:
+    if place not in PLACES:
+        raise ValueError(f"no size is called {place!r}")
+    numbers = [float(line[name]) for name in ("ratio", "low", "high", "goal")]
+    return Row(place, what, line["than"], *numbers, line["reached"])
 
 
 def goal_lines(rows: Sequence[Row]) -> list[str]:
@@ -97,13 +117,15 @@ def goal_lines(rows: Sequence[Row]) -> list[str]:
 
 def memory_line(directory: Path) -> str:
     """Inputs as codes beside float32's."""
-    kept = {line["step"]: line for line in read(directory / "block_time.csv") if line["inputs_bytes"]}
-    if not kept:
-        return "Memory of a block: not measured."
-    share, whole, peak = (
-        int(kept[CODES][name]) / int(kept[PLAIN][name])
-        for name in ("inputs_bytes", "kept_bytes", "peak_bytes")
-    )
+    path = directory / "block_time.csv"
+    with reading(path):
+        kept = {line["step"]: line for line in read(path) if line["inputs_bytes"]}
+        if not kept:
+            return "Memory of a block: not measured."
+        share, whole, peak = (
+            int(kept[CODES][name]) / int(kept[PLAIN][name])
+            for name in ("inputs_bytes", "kept_bytes", "peak_bytes")
+        )
     reached = "yes" if share <= CODES_SHARE else "no"
     return (
         f"Inputs of the quantized linears kept as codes: {share:.4f} of float32's bytes, at most "
@@ -115,7 +137,8 @@ def memory_line(directory: Path) -> str:
 def format_lines(directory: Path) -> Iterator[str]:
     """How many settings of each of the format's goals reach it."""
     path = directory / "format_speed.csv"
-    medians = read_medians(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    with reading(path):
+        medians = read_medians(path.read_text(encoding="utf-8")) if path.is_file() else {}
     yield from ("| goal of the format alone | result | reached |", "|---" * 3 + "|")
     for goal in FORMAT_GOALS:
         for index, memory in enumerate(MEMORY):
@@ -175,9 +198,16 @@ def _picture(directory: Path, title: str, name: str) -> str:
     return f"![{title}]({name})" if (directory / name).is_file() else "Not measured yet."
 
 
+def thread_lines(path: Path) -> list[str]:
+    """The table of threads and runs at once."""
+    if not path.is_file():
+        return ["Not measured."]
+    with reading(path):
+        return table_lines(path.read_text(encoding="utf-8"))
+
+
 def page(directory: Path, rows: Sequence[Row]) -> str:
     """The text of results.md."""
-    threads = directory / "threads.csv"
     tables = sorted(p for p in directory.glob("*.md") if p.stem not in ("README", "results"))
     parts = {
         "# What the benchmarks measured": [ABOUT],
@@ -185,9 +215,7 @@ def page(directory: Path, rows: Sequence[Row]) -> str:
         "## Not reached, or not beyond the noise": [*missed(rows), "", FORMAT],
         "## Where a step's time goes": [_picture(directory, "Step by part", "profile.png")],
         "## How the cost grows": [_picture(directory, "Growth", "growth.png")],
-        "## Threads, and runs at once": (
-            table_lines(threads.read_text(encoding="utf-8")) if threads.is_file() else ["Not measured."]
-        ),
+        "## Threads, and runs at once": thread_lines(directory / "threads.csv"),
         "## All tables": [f"- [{p.stem}]({p.name})" for p in tables],
         "## On a GPU": ["[gpu.md](gpu.md)" if (directory / "gpu.csv").is_file() else NO_GPU],
     }
@@ -197,7 +225,7 @@ def page(directory: Path, rows: Sequence[Row]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="One page of all that the benchmarks have measured.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    add_out(parser)
     directory = parser.parse_args(arguments).out
     rows = ratio_rows(directory)
     save_figure(draw(rows), directory, "ratios")
@@ -206,4 +234,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

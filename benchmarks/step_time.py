@@ -35,6 +35,7 @@ from pangu_hif8.siblings import SPINS_ALONE
 os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS_ALONE))  # as a run alone has it; read with torch
 
 import torch
+from asked import add_out, count, run_main
 from speed_table import busy_cores, machine
 from step_table import (
     BOTH,
@@ -190,10 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Time a training step with and without HiF8.")
     parser.add_argument("--size", choices=(*REPEATS, "both"), default="both")
-    parser.add_argument("--repeats", type=int, help=f"rounds, {REPEATS} by default")
+    parser.add_argument("--repeats", type=count, help=f"rounds, {REPEATS} by default")
     parser.add_argument("--all", action="store_true", help="also checkpointing, gradients and calibration")
     parser.add_argument("--compile", action="store_true", help="also with torch.compile of the model")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    add_out(parser)
     options = parser.parse_args(arguments)
     busy = [busy_cores()]
     if busy[0] > QUIET:
@@ -227,4 +228,4 @@ def _head(measured: dict[str, tuple[int, Rounds]], busy: list[float]) -> list[st
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -21,10 +21,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
+from asked import add_out, count, run_main
 from speed_table import busy_cores, machine
 from step_time import batch_for, kinds, network, trainer
 
@@ -142,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Training steps by threads and by runs at once.")
     parser.add_argument("--size", choices=("smoke", "laptop"), default="laptop")
-    parser.add_argument("--steps", type=int, default=2, help="timed in each process; 2 by default")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--steps", type=count, default=2, help="timed in each process; 2 by default")
+    add_out(parser)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
@@ -166,4 +166,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

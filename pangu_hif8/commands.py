@@ -23,7 +23,7 @@ class Add(Protocol):
     ) -> argparse.ArgumentParser: ...
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"a whole number from 1 is needed, got {text!r}")
     return int(text)
@@ -39,12 +39,12 @@ def add_plan(add: Add) -> None:
     """`plan`, for the paper's profile where none is named."""
     command = add("plan", _plan, "what a profile's runs take: memory, disk, traffic, hours", "profile")
     command.set_defaults(profile="paper")
-    command.add_argument("--gpus", type=_count, default=8, help="on each node; 8 by default")
+    command.add_argument("--gpus", type=count, default=8, help="on each node; 8 by default")
     command.add_argument("--gpu", default="h100", help="h100 by default; a wrong name lists what is known")
-    command.add_argument("--nodes", type=_count, default=1)
+    command.add_argument("--nodes", type=count, default=1)
     command.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp")
     command.add_argument("--model", help="another model at the same work; a wrong name lists what is known")
-    command.add_argument("--micro-batch", type=_count, help="sequences; by default the largest that fits")
+    command.add_argument("--micro-batch", type=count, help="sequences; by default the largest that fits")
     command.add_argument(
         "--checkpointing",
         action=argparse.BooleanOptionalAction,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pangu_hif8.errors import UserError
 from pangu_hif8.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -74,3 +75,29 @@ def test_what_the_committed_page_shows_is_there() -> None:
     directory = ROOT / "benchmarks"
     names = re.findall(r"\]\(([\w./]+)", (directory / "results.md").read_text())
     assert names and all((directory / name).exists() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("step_time", "size,what\nsmoke,max_window\n"),
+        ("step_time", f"{STEPS}\nsmoke,max_window,off,many,1,1,1.1,no\n"),
+        ("step_time", f"{STEPS}\nhuge,max_window,off,1,1,1,1.1,no\n"),
+        ("step_time", f"{STEPS}\nsmoke,max_window"),
+        ("block_time", f"{BLOCK}\nplain,plain,1,1,1,,,400,1000,2000\n"),
+        ("format_speed", "dtype,what\nfloat32,copy\n"),
+        ("threads", "processes,threads\n1,1\n"),
+    ],
+)
+def test_a_damaged_table_is_named_and_the_page_stays(tables: Path, name: str, text: str) -> None:
+    (tables / "results.md").write_text("the page before")
+    (tables / f"{name}.csv").write_text(text)
+    with pytest.raises(UserError, match=rf"{name}\.csv is damaged .*; remove it, or measure it again"):
+        results.main(["--out", str(tables)])
+    assert (tables / "results.md").read_text() == "the page before"
+
+
+def test_bytes_that_are_no_text_are_a_damaged_table(tables: Path) -> None:
+    (tables / "block_time.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"block_time\.csv is damaged"):
+        results.main(["--out", str(tables)])
