@@ -75,7 +75,7 @@ help:
 	@echo "make test        run the tests"
 	@echo "make check       lint, types, notebook sources without outputs, tests"
 	@echo "make exhaustive  prove the number format for all 2^32 float32 inputs (some minutes)"
-	@echo "make bench       measure speed and memory, all of it, into benchmarks/results.md (some 22 minutes)"
+	@echo "make bench       measure speed and memory, all of it, into benchmarks/results.md (22 to 26 minutes)"
 	@echo "make bench-steps measure one thing: -format, -steps, -block, -growth, -profile, -threads, -instructions"
 	@echo "make bench-gpu   measure on a GPU what the others measure here (about 10 minutes)"
 	@echo "make lab         open the notebooks in JupyterLab"
@@ -144,7 +144,7 @@ exhaustive: venv
 # All of them one after the other, then the page; one alone: make bench-threads. A GPU's is for who has one.
 bench: venv
 	@started=$$(date +%s); for name in $(BENCHES); do \
-	  echo "bench: $$name, $$((($$(date +%s) - started) / 60)) of some 22 minutes gone"; \
+	  echo "bench: $$name, $$((($$(date +%s) - started) / 60)) of 22 to 26 minutes gone"; \
 	  $(VENV)/bin/python benchmarks/$$name.py || exit $$?; \
 	done
 
